@@ -1,0 +1,298 @@
+"""The values that cross the rooms of the driver: what a node has, as frozen data.
+
+Nothing here talks to hardware or to Kubernetes, and nothing here is imported from the rest of the project.
+Units are bytes, MHz and MiB only where a name says so; addresses are PCI addresses in the kernel's notation.
+``None`` always means "not known on this node", never zero and never -1.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+
+_PCI_ADDRESS = re.compile(r"\A([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])\Z")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PciAddress:
+    """A PCI function: domain, bus, device and function as numbers.
+
+    ``str()`` gives the kernel's spelling (``0000:1b:00.0``: lower case, a domain of four digits, more only where the
+    value needs them, as on VMD: ``10000:01:00.0``).
+    """
+
+    domain: int
+    bus: int
+    device: int
+    function: int
+
+    @classmethod
+    def parse(cls, text: str) -> PciAddress:
+        """Read ``dddd:bb:dd.f`` in either case, with the domain in 4 to 8 digits (NVML prints eight, upper case).
+
+        Raises:
+            ValueError: the text is no PCI address; the message quotes it.
+        """
+        match = _PCI_ADDRESS.match(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a PCI address (expected for example 0000:1b:00.0)")
+        domain, bus, device, function = (int(part, 16) for part in match.groups())
+        if device > 0x1F:
+            raise ValueError(f"{text!r} is not a PCI address: device {device:#x} is above 0x1f")
+        return cls(domain, bus, device, function)
+
+    def __str__(self) -> str:
+        return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.{self.function:x}"
+
+    @property
+    def label(self) -> str:
+        """The address as part of a DNS label: ``0000-1b-00-0``."""
+        return str(self).replace(":", "-").replace(".", "-")
+
+
+class GpuState(enum.Enum):
+    """What can be said of a GPU as a whole at the time of a snapshot."""
+
+    READY = "ready"
+    LOST = "lost"
+    """The bus sees it, NVML says it is gone (GPU_IS_LOST, XID 79)."""
+    WEDGED = "wedged"
+    """A call about it did not come back in time."""
+    UNREADABLE = "unreadable"
+    """NVML answered, but not with what a device needs (no UUID)."""
+    UNBOUND = "unbound"
+    """The bus sees it, no driver of NVIDIA's is bound to it (vfio-pci, or none)."""
+
+
+class MemoryKind(enum.Enum):
+    """Where a GPU's memory lives, and so what its size means."""
+
+    DEDICATED = "dedicated"
+    COHERENT = "coherent"
+    """Own memory, which the host sees as a NUMA node of its own (Grace)."""
+    UNIFIED = "unified"
+    """Shared with the host (GB10, Jetson); the size is the host's MemTotal, or unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class EccMode:
+    """ECC now, and after the next reset."""
+
+    current: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MigMode:
+    """MIG mode now, and after the next reset. ``None`` instead of this object: the board has no MIG."""
+
+    current: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinkLink:
+    """One NVLink of a GPU."""
+
+    index: int
+    active: bool
+    version: str | None
+    """The generation as NVIDIA writes it ("4.0"), not NVML's enum value."""
+    remote: PciAddress | None
+    remote_kind: str
+    """``gpu``, ``switch``, ``npu`` or ``unknown``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinkGroup:
+    """GPUs of this node that reach each other over NVLink."""
+
+    index: int
+    """Groups are numbered from 0 in the order of their lowest member address."""
+    members: tuple[PciAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The NVLink fabric (MNNVL) that a GPU has joined; meaningful only once registration completed."""
+
+    cluster_uuid: str
+    clique_id: int
+
+    @property
+    def clique(self) -> str:
+        """``<cluster uuid>.<clique id>``: a clique id means something only inside its cluster."""
+        return f"{self.cluster_uuid}.{self.clique_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a partition lies on its GPU, in memory slices."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """A MIG profile as NVML describes it for one board."""
+
+    profile_id: int
+    name: str
+    placements: tuple[Placement, ...]
+    instance_count: int
+    memory_bytes: int
+    multiprocessors: int
+    copy_engines: int
+    decoders: int
+    encoders: int
+    jpeg_engines: int
+    ofa_engines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: its identity, its place in the machine, and what its driver says of it."""
+
+    address: PciAddress
+    state: GpuState
+    reason: str | None = None
+    """Why ``state`` is not READY: the call, its return code and what to do, in one sentence."""
+    # identity
+    uuid: str | None = None
+    product_name: str | None = None
+    brand: str | None = None
+    architecture: str | None = None
+    serial: str | None = None
+    board_part_number: str | None = None
+    vbios_version: str | None = None
+    pci_device_id: int | None = None
+    """Vendor in the low 16 bits, device in the high ones, as NVML packs it."""
+    pci_subsystem_id: int | None = None
+    minor: int | None = None
+    """N of /dev/nvidiaN. May change with a MIG toggle or a rebind: never part of a name."""
+    module_id: int | None = None
+    # capability
+    cuda_compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    memory_kind: MemoryKind = MemoryKind.DEDICATED
+    memory_numa_node: int | None = None
+    """On coherent systems the NUMA node that the GPU's own memory forms."""
+    addressing_mode: str | None = None
+    ecc: EccMode | None = None
+    mig: MigMode | None = None
+    compute_mode: str | None = None
+    persistence_mode: bool | None = None
+    virtualization_mode: str | None = None
+    # place
+    driver: str | None = None
+    """Name of the kernel driver bound to it."""
+    pcie_root: str | None = None
+    """``pci0000:66``: the root complex, as resource.kubernetes.io/pcieRoot."""
+    switch_path: tuple[PciAddress, ...] = ()
+    """The bridges from the root port (first) to the GPU's own port (last)."""
+    numa_node: int | None = None
+    local_cpulist: str | None = None
+    iommu_group: int | None = None
+    drm_nodes: tuple[str, ...] = ()
+    """``card5``, ``renderD132``."""
+    pcie_link_generation: int | None = None
+    """The highest that the board and its slot agree on."""
+    pcie_link_width: int | None = None
+    # fabric
+    nvlinks: tuple[NvLinkLink, ...] = ()
+    nvlink_group: int | None = None
+    """Index into ``NodeInventory.nvlink_groups``; None without an active link to a GPU of this node or a switch."""
+    fabric: Fabric | None = None
+
+    @property
+    def name(self) -> str:
+        """The device name: from the PCI address, which survives reboots, MIG toggles and the loss of a sibling."""
+        return f"gpu-{self.address.label}"
+
+    @property
+    def nvlink_count(self) -> int:
+        """Number of active links."""
+        return sum(link.active for link in self.nvlinks)
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A network device that stands beside GPUs on the PCIe tree."""
+
+    address: PciAddress
+    interfaces: tuple[str, ...]
+    """Names under /sys/class/net."""
+    rdma_devices: tuple[str, ...]
+    """Names under /sys/class/infiniband."""
+    pcie_root: str | None
+    switch_path: tuple[PciAddress, ...]
+    numa_node: int | None
+    is_virtual_function: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A NUMA node as the kernel numbers it."""
+
+    index: int
+    cpulist: str
+    """Empty for a node of memory only (a GPU's, on coherent systems)."""
+    memory_bytes: int | None
+    distances: tuple[int, ...]
+    """ACPI SLIT distances to the nodes in ascending order of their index; empty where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something about the node that a person should know: it names the thing, the fault and the remedy."""
+
+    subject: str
+    """A PCI address, a path or ``node``."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInventory:
+    """Everything of one machine that matters for placing work on its GPUs, taken in one go."""
+
+    driver_version: str | None
+    """Raw, as NVML prints it ("580.105.08")."""
+    cuda_driver_version: tuple[int, int] | None
+    nvml_version: str | None
+    gpus: tuple[Gpu, ...]
+    """In ascending order of their addresses; those that are not READY too."""
+    nics: tuple[Nic, ...] = ()
+    numa_nodes: tuple[NumaNode, ...] = ()
+    nvlink_groups: tuple[NvLinkGroup, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    mock: bool = False
+    """The library behind this inventory is a look-alike."""
+    boot_id: str | None = None
+
+    def gpu(self, name: str) -> Gpu | None:
+        """The GPU with this device name, if the node has it."""
+        return next((gpu for gpu in self.gpus if gpu.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device file as a container will need it."""
+
+    path: str
+    """Where it stands for a program that sees the device root as ``/`` ("/dev/nvidia0")."""
+    host_path: str
+    """Where it stands on the host (differs where the driver root is not ``/``)."""
+    major: int | None = None
+    """None where it must be looked up by the runtime: a major number may change with a driver reload."""
+    minor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """What of the driver's user-space a container gets: found once per driver version."""
+
+    libraries: tuple[tuple[str, str], ...] = field(default=())
+    """(host path of the real file, path in the container)."""
+    binaries: tuple[tuple[str, str], ...] = field(default=())

@@ -1,0 +1,168 @@
+"""The public face: what a driver gives to the library and gets from it. Vendor-neutral, no transport, no gRPC.
+
+A driver implements ``Handler`` and hands ``Pool`` objects to ``Plugin.publish``; everything else is the library's.
+Objects of the Kubernetes API travel as plain JSON values (dict, list, str, int, bool), so that a field which this
+library has never heard of is neither refused nor lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+JSON: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRef:
+    """What the kubelet names a claim by. ``uid`` is the identity; the names may be reused by another claim."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} (uid {self.uid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A ResourceClaim as the API server gave it: allocated, and of the UID that the kubelet asked for."""
+
+    ref: ClaimRef
+    document: JSON
+    """The whole object (resource.k8s.io/v1). Results and configs of other drivers are in it: filter by driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One allocated device that is ready for containers (``Device`` of the kubelet's DRA gRPC API)."""
+
+    requests: tuple[str, ...]
+    """Request names as in the allocation result ("req" or "req/sub"); the library strips the subrequest."""
+    pool: str
+    device: str
+    cdi_device_ids: tuple[str, ...]
+    """Fully qualified CDI names. The first must be unique per device: the kubelet's health report keys on it."""
+    share_id: str | None = None
+
+
+class PrepareError(Exception):
+    """A claim cannot be prepared (or undone). The text reaches the user as the pod's event.
+
+    Attributes:
+        permanent: a retry cannot help until somebody changes the claim, the class or the node.
+        reason: a short CamelCase word for metrics ("InvalidConfig", "DeviceInUse").
+    """
+
+    def __init__(self, message: str, *, reason: str, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.permanent = permanent
+
+
+PrepareResult: TypeAlias = Sequence[PreparedDevice] | PrepareError
+
+
+class Handler(Protocol):
+    """The driver's side of NodePrepareResources and NodeUnprepareResources.
+
+    Called from several threads at once; calls about one claim never overlap (the library serialises by claim UID).
+    Both methods are retried by the kubelet until they succeed: they must be idempotent. Every claim that is passed
+    in gets an entry in the answer; a claim that is left out is answered with an error by the library.
+    """
+
+    def prepare(self, claims: Sequence[Claim]) -> Mapping[str, PrepareResult]:
+        """Make the devices of each claim ready; keyed by claim UID."""
+
+    def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, PrepareError | None]:
+        """Undo it; keyed by claim UID. A claim that was never prepared is a success. The claim may be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The content of one ResourceSlice: either devices or shared counters (resource.k8s.io/v1, never both)."""
+
+    devices: tuple[JSON, ...] = ()
+    shared_counters: tuple[JSON, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """All slices of one pool, in the order the scheduler is to read them."""
+
+    slices: tuple[Slice, ...]
+    generation: int | None = None
+    """Set by drivers that number their states themselves; None lets the library count."""
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedFields:
+    """The API server kept less than it was given: a feature gate is off."""
+
+    pool: str
+    slice_index: int
+    fields: tuple[str, ...]
+    """JSON paths below ``spec``."""
+    feature_gates: tuple[str, ...]
+    """The gates that are known to govern these fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailure:
+    """A pool could not be written. Other pools still go out."""
+
+    pool: str
+    status: int | None
+    """HTTP status; None where no answer came."""
+    message: str
+    retryable: bool
+
+
+class Observer(Protocol):
+    """Told what happens, from the library's threads; must return quickly and not raise. All methods optional to use.
+
+    ``NullObserver`` does nothing and may be inherited from.
+    """
+
+    def rpc(self, operation: str, *, seconds: float, queued_seconds: float, outcome: str) -> None:
+        """One claim's part of an RPC ended: operation ``prepare`` or ``unprepare``; outcome ``ok`` or a reason."""
+
+    def registered(self, *, ok: bool, error: str) -> None:
+        """The kubelet said whether it took the plugin (NotifyRegistrationStatus)."""
+
+    def published(self, pool: str, *, slices: int, writes: int) -> None:
+        """A pool is in the API server as desired; ``writes`` requests were needed (0: nothing had changed)."""
+
+    def publish_failed(self, failure: PublishFailure) -> None:
+        """A pool is not as desired."""
+
+    def dropped(self, dropped: DroppedFields) -> None:
+        """Reported once per pool, slice and set of fields."""
+
+
+class NullObserver:
+    """An ``Observer`` that does nothing."""
+
+    def rpc(self, operation: str, *, seconds: float, queued_seconds: float, outcome: str) -> None:
+        """Ignore."""
+
+    def registered(self, *, ok: bool, error: str) -> None:
+        """Ignore."""
+
+    def published(self, pool: str, *, slices: int, writes: int) -> None:
+        """Ignore."""
+
+    def publish_failed(self, failure: PublishFailure) -> None:
+        """Ignore."""
+
+    def dropped(self, dropped: DroppedFields) -> None:
+        """Ignore."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverResources:
+    """Everything that a driver publishes from this node: pool name -> pool. An absent pool is deleted."""
+
+    pools: Mapping[str, Pool] = field(default_factory=dict)
