@@ -1,0 +1,152 @@
+"""Keeps the picture of the node fresh: reads it at start, on uevents, and periodically, and says when it changed.
+
+The periodic rescan is the truth; a uevent only brings it forward. A driver that is not there (not loaded yet, being
+upgraded, gone) is a state: it is looked for again, more often than a healthy node is rescanned, and whoever asks for
+the inventory meanwhile gets the last one, or None before the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from driver.model import NodeInventory
+
+log = logging.getLogger(__name__)
+
+
+class DriverUnavailableError(Exception):
+    """The NVIDIA driver cannot be asked at the moment; the message says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of the node."""
+
+    inventory: NodeInventory | None
+    """The last whole reading; None before the first."""
+    unavailable: str | None
+    """Why the driver cannot be asked now; None while it answers."""
+
+
+class Discovery:
+    """The rescan loop, in a daemon thread of its own.
+
+    Args:
+        read: gives one whole reading; raises DriverUnavailableError while there is no driver. Anything else it
+            raises is logged as a fault of ours and retried like an absent driver.
+        changed: called in this loop's thread with the new view whenever it differs from the one before.
+        measured: called with the seconds that a reading took and why it failed (None: it did not).
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], NodeInventory],
+        changed: Callable[[View], None],
+        *,
+        rescan_seconds: float,
+        retry_seconds: float,
+        measured: Callable[[float, str | None], None] = lambda _seconds, _failure: None,
+    ) -> None:
+        self._read = read
+        self._changed = changed
+        self._rescan_seconds = rescan_seconds
+        self._retry_seconds = retry_seconds
+        self._measured = measured
+        self._condition = threading.Condition()
+        self._requested = True
+        self._stopping = False
+        self._view = View(None, "the node has not been read yet")
+        self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
+
+    @property
+    def view(self) -> View:
+        """The present view; safe from any thread."""
+        with self._condition:
+            return self._view
+
+    def inventory(self) -> NodeInventory | None:
+        """The last whole reading."""
+        return self.view.inventory
+
+    def start(self) -> None:
+        """Begin with a reading at once."""
+        self._thread.start()
+
+    def request(self) -> None:
+        """Read soon: something may have changed. Requests during a reading lead to one more reading."""
+        with self._condition:
+            self._requested = True
+            self._condition.notify_all()
+
+    def stop(self, timeout: float) -> None:
+        """End the loop; a reading that hangs is left behind."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                pause = self._rescan_seconds if self._view.unavailable is None else self._retry_seconds
+                self._condition.wait_for(lambda: self._requested or self._stopping, timeout=pause)
+                if self._stopping:
+                    return
+                self._requested = False
+            self._rescan()
+
+    def _rescan(self) -> None:
+        before = self.view
+        started = time.monotonic()
+        failure: str | None = None
+        try:
+            after = View(self._read(), None)
+        except DriverUnavailableError as err:
+            failure = "driver_unavailable"
+            after = replace(before, unavailable=str(err))
+        except Exception as err:
+            failure = type(err).__name__
+            log.exception("reading the node failed; it is tried again in %g s", self._retry_seconds)
+            after = replace(before, unavailable=f"reading the node failed: {err}")
+        self._measured(time.monotonic() - started, failure)
+        if after == before:
+            return
+        self._say(before, after)
+        with self._condition:
+            self._view = after
+        self._changed(after)
+
+    @staticmethod
+    def _say(before: View, after: View) -> None:
+        if after.unavailable is not None:
+            if after.unavailable != before.unavailable:
+                log.warning("the NVIDIA driver does not answer: %s", after.unavailable)
+            return
+        inventory = after.inventory
+        if inventory is None:
+            return
+        if before.unavailable is not None:
+            log.info(
+                "the node was read",
+                extra={"driverVersion": inventory.driver_version, "gpus": len(inventory.gpus), "mock": inventory.mock},
+            )
+        known = before.inventory.problems if before.inventory else ()
+        for problem in inventory.problems:
+            if problem not in known:
+                log.warning("%s: %s", problem.subject, problem.message)
+        old = {gpu.address: gpu for gpu in before.inventory.gpus} if before.inventory else {}
+        for gpu in inventory.gpus:
+            was = old.get(gpu.address)
+            if was is not None and was.state is not gpu.state:
+                log.warning(
+                    "GPU %s is %s now (was %s): %s",
+                    gpu.address,
+                    gpu.state.value,
+                    was.state.value,
+                    gpu.reason or "recovered",
+                )

@@ -1,0 +1,182 @@
+"""Prometheus metrics: one table that feeds both the registry and the documentation.
+
+``prometheus_client`` is imported when ``Metrics`` is made, which the agent does after it has registered with the
+kubelet; until then ``Deferred`` keeps what was observed.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kubeletplugin.api import DroppedFields, NullObserver, PublishFailure
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric: its kind, name, help and labels."""
+
+    kind: str
+    """``counter``, ``gauge`` or ``histogram``."""
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+TABLE: tuple[Definition, ...] = (
+    Definition(
+        "counter",
+        "gpudra_requests_total",
+        "Claims in NodePrepareResources and NodeUnprepareResources calls, failed ones included.",
+        ("operation", "outcome"),
+    ),
+    Definition(
+        "counter",
+        "gpudra_request_errors_total",
+        "Claims that could not be prepared or unprepared, by reason.",
+        ("operation", "reason"),
+    ),
+    Definition(
+        "histogram",
+        "gpudra_request_duration_seconds",
+        "Time from the start of work on a claim to its answer, without waiting in line.",
+        ("operation",),
+    ),
+    Definition(
+        "histogram",
+        "gpudra_request_queue_seconds",
+        "Time that a claim waited for another call about the same claim.",
+        ("operation",),
+    ),
+    Definition("gauge", "gpudra_prepared_claims", "Claims that are prepared on this node."),
+    Definition("gauge", "gpudra_prepared_devices", "Devices that are prepared on this node, by type.", ("type",)),
+    Definition("gauge", "gpudra_gpus", "GPUs that the node has, by state.", ("state",)),
+    Definition("gauge", "gpudra_resource_slices", "ResourceSlices published and confirmed, by pool.", ("pool",)),
+    Definition(
+        "counter", "gpudra_slice_writes_total", "Requests that created, changed or deleted a ResourceSlice.", ("pool",)
+    ),
+    Definition(
+        "counter",
+        "gpudra_publish_failures_total",
+        "Attempts to publish a pool that failed, by HTTP status (none: no answer).",
+        ("pool", "status"),
+    ),
+    Definition(
+        "counter",
+        "gpudra_dropped_fields_total",
+        "Fields that the API server did not keep because a feature gate is off, by gate.",
+        ("feature_gate",),
+    ),
+    Definition("gauge", "gpudra_registered", "1 while the kubelet has accepted the plugin's registration."),
+    Definition("gauge", "gpudra_driver_available", "1 while NVML answers, 0 while the NVIDIA driver is not there."),
+    Definition("histogram", "gpudra_snapshot_duration_seconds", "Time to read the whole node."),
+    Definition("counter", "gpudra_snapshot_failures_total", "Readings of the node that gave nothing.", ("reason",)),
+    Definition("gauge", "gpudra_build_info", "Always 1; the version is a label.", ("version",)),
+)
+
+
+class Metrics(NullObserver):
+    """The registry of one agent, told by the plugin library and by the agent itself."""
+
+    def __init__(self) -> None:
+        import prometheus_client
+
+        self.registry: CollectorRegistry = prometheus_client.CollectorRegistry()
+        kinds: dict[str, Callable[..., Any]] = {
+            "counter": prometheus_client.Counter,
+            "gauge": prometheus_client.Gauge,
+            "histogram": functools.partial(prometheus_client.Histogram, buckets=_SECONDS),
+        }
+        self._metrics: dict[str, Any] = {
+            d.name: kinds[d.kind](d.name, d.help, d.labels, registry=self.registry) for d in TABLE
+        }
+        prometheus_client.ProcessCollector(registry=self.registry)
+
+    def serve(self, port: int, address: str) -> int:
+        """Serve /metrics in a daemon thread; returns the port (a free one for 0).
+
+        Raises:
+            OSError: the port cannot be bound.
+        """
+        import prometheus_client
+
+        server, _ = prometheus_client.start_http_server(port, addr=address, registry=self.registry)
+        return int(server.server_address[1])
+
+    def add(self, name: str, value: float = 1, **labels: str) -> None:
+        """Add to a counter."""
+        self._labelled(name, labels).inc(value)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._labelled(name, labels).set(value)
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Put a value into a histogram."""
+        self._labelled(name, labels).observe(value)
+
+    def _labelled(self, name: str, labels: dict[str, str]) -> Any:
+        metric = self._metrics[name]
+        return metric.labels(**labels) if labels else metric
+
+    def rpc(self, operation: str, *, seconds: float, queued_seconds: float, outcome: str) -> None:
+        """Count one claim's part of an RPC."""
+        self.add("gpudra_requests_total", operation=operation, outcome="ok" if outcome == "ok" else "error")
+        if outcome != "ok":
+            self.add("gpudra_request_errors_total", operation=operation, reason=outcome)
+        self.observe("gpudra_request_duration_seconds", seconds, operation=operation)
+        self.observe("gpudra_request_queue_seconds", queued_seconds, operation=operation)
+
+    def registered(self, *, ok: bool, error: str) -> None:
+        """Note what the kubelet said."""
+        self.set("gpudra_registered", 1 if ok else 0)
+
+    def published(self, pool: str, *, slices: int, writes: int) -> None:
+        """Note a confirmed pool."""
+        self.set("gpudra_resource_slices", slices, pool=pool)
+        if writes:
+            self.add("gpudra_slice_writes_total", writes, pool=pool)
+
+    def publish_failed(self, failure: PublishFailure) -> None:
+        """Count a refused or unanswered write."""
+        status = "none" if failure.status is None else str(failure.status)
+        self.add("gpudra_publish_failures_total", pool=failure.pool, status=status)
+
+    def dropped(self, dropped: DroppedFields) -> None:
+        """Count what the server did not keep."""
+        for gate in dropped.feature_gates or ("unknown",):
+            self.add("gpudra_dropped_fields_total", feature_gate=gate)
+
+
+class Deferred:
+    """Keeps calls on ``Metrics`` until there is one, then passes them on. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[Callable[[Metrics], None]] = []
+        self._metrics: Metrics | None = None
+
+    def tell(self, call: Callable[[Metrics], None]) -> None:
+        """Do ``call`` with the metrics, now or once they are there."""
+        with self._lock:
+            if self._metrics is None:
+                self._waiting.append(call)
+                return
+            metrics = self._metrics
+        call(metrics)
+
+    def attach(self, metrics: Metrics) -> None:
+        """From now on calls go to ``metrics``; those that waited go first."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            self._metrics = metrics
+        for call in waiting:
+            call(metrics)

@@ -1,0 +1,192 @@
+"""Everything that can be set about the agent: one table of frozen values, from flags, environment and a JSON file.
+
+Precedence: flag, then environment variable (``GPUDRA_`` and the field's name in capitals), then the file named by
+``--config``, then the default. A value that cannot be used is refused at start with the name under which it came.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+DRIVER_NAME = "gpu.nvidia.com"
+ENVIRONMENT_PREFIX = "GPUDRA_"
+
+_DNS_SUBDOMAIN = re.compile(r"\A[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
+
+Port = Annotated[int, msgspec.Meta(ge=-1, le=65535)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+
+
+class SettingsError(ValueError):
+    """A setting cannot be used; the message names the flag, the variable or the file it came from."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """The agent's settings. Paths named ``host_...`` are the host's, the others are as this process sees them."""
+
+    driver_name: str = DRIVER_NAME
+    node_name: str = ""
+    instance_uid: str = ""
+    """The pod's UID in a DaemonSet: names the sockets, so that two instances can overlap in an update."""
+    namespace: str = "default"
+    """Where Events about the node are written."""
+
+    kubeconfig: str = ""
+    """Empty: the pod's service account."""
+    api_server: str = ""
+    """A plain URL instead of a kubeconfig, for the embedded API server."""
+
+    plugins_dir: str = "/var/lib/kubelet/plugins"
+    registry_dir: str = "/var/lib/kubelet/plugins_registry"
+    cdi_dir: str = "/var/run/cdi"
+    cdi_base_spec: str = ""
+    """An nvidia-ctk specification to take the common container edits from; empty: the usual places are tried."""
+    cdi_hook: str = ""
+    """Host path of nvidia-cdi-hook; empty: no hooks are written by the native generator."""
+
+    driver_root: str = "/"
+    host_driver_root: str = ""
+    """Where ``driver_root`` is on the host; empty: the same path."""
+    sys_root: str = "/sys"
+    proc_root: str = "/proc"
+    dev_root: str = ""
+    """Folder of the device nodes; empty: ``dev`` below the driver root."""
+    host_dev_root: str = ""
+    """Where ``dev_root`` is on the host; empty: the same path."""
+    nvml_library: str = ""
+    """The libnvidia-ml.so.1 to load; empty: searched below the driver root."""
+    nvml_backend: str = "auto"
+
+    rescan_seconds: Seconds = 60.0
+    nvml_deadline_seconds: Seconds = 30.0
+    """How long one reading of the whole node may take before the GPU in hand counts as wedged."""
+    driver_retry_seconds: Seconds = 5.0
+    """How often a driver that is not there is looked for."""
+
+    metrics_port: Port = 8080
+    """0 picks a free port, -1 turns it off."""
+    metrics_address: str = "0.0.0.0"  # noqa: S104 - a metrics endpoint is scraped from outside the pod
+    health_port: Port = 8081
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not self.node_name:
+            raise SettingsError("nodeName is empty: set --node-name or GPUDRA_NODE_NAME to the Node object's name")
+        if len(self.driver_name) > 63 or not _DNS_SUBDOMAIN.match(self.driver_name):
+            raise SettingsError(
+                f"driverName {self.driver_name!r} is no DNS subdomain of at most 63 lower-case characters "
+                f"(for example {DRIVER_NAME})"
+            )
+        if len(self.node_name) > 253 or not _DNS_SUBDOMAIN.match(self.node_name):
+            raise SettingsError(f"nodeName {self.node_name!r} is not the name of a Node object (a DNS subdomain)")
+        if self.nvml_backend not in {"auto", "cffi", "pynvml"}:
+            raise SettingsError(f"nvmlBackend {self.nvml_backend!r} is none of auto, cffi, pynvml")
+        if self.log_level not in {"debug", "info", "warning", "error"}:
+            raise SettingsError(f"logLevel {self.log_level!r} is none of debug, info, warning, error")
+        for name in ("plugins_dir", "registry_dir", "cdi_dir", "driver_root", "sys_root", "proc_root"):
+            value = getattr(self, name)
+            if not value.startswith("/"):
+                raise SettingsError(f"{_camel(name)} {value!r} is not an absolute path")
+
+    @property
+    def state_dir(self) -> Path:
+        """``<plugins>/<driver>/gpudra``: ours alone."""
+        return Path(self.plugins_dir) / self.driver_name / "gpudra"
+
+    @property
+    def dev_path(self) -> Path:
+        """The folder of the device nodes, as this process sees it."""
+        return Path(self.dev_root) if self.dev_root else Path(self.driver_root) / "dev"
+
+    @property
+    def host_dev_path(self) -> Path:
+        """The folder of the device nodes, as the container runtime sees it."""
+        if self.host_dev_root:
+            return Path(self.host_dev_root)
+        if self.dev_root:
+            return Path(self.dev_root)
+        return self.host_driver_path / "dev"
+
+    @property
+    def host_driver_path(self) -> Path:
+        """The driver root, as the container runtime sees it."""
+        return Path(self.host_driver_root or self.driver_root)
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+FIELDS: Mapping[str, msgspec.structs.FieldInfo] = {f.name: f for f in msgspec.structs.fields(Settings)}
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field: ``node_name`` is ``--node-name``."""
+    return "--" + name.replace("_", "-")
+
+
+def load(
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> Settings:
+    """Settings from their three sources.
+
+    Args:
+        flags: field name -> value; None stands for a flag that was not given.
+        environment: defaults to ``os.environ``.
+        config: a JSON file with fields in camelCase.
+
+    Raises:
+        SettingsError: a source names an unknown field or holds a value that cannot be used.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, value in _from_file(config).items():
+        name = next((n for n, f in FIELDS.items() if f.encode_name == key), None)
+        if name is None:
+            raise SettingsError(f"{config}: unknown setting {key!r} (known: {_known()})")
+        values[name], origins[name] = value, f"{config}: {key}"
+    for name in FIELDS:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if variable in environment:
+            values[name], origins[name] = environment[variable], variable
+        if flags.get(name) is not None:
+            values[name], origins[name] = flags[name], flag(name)
+    values.setdefault("node_name", socket.gethostname().lower())
+    converted = {name: _convert(name, value, origins.get(name, name)) for name, value in values.items()}
+    return Settings(**converted)
+
+
+def _known() -> str:
+    return ", ".join(sorted(f.encode_name for f in FIELDS.values()))
+
+
+def _from_file(config: Path | None) -> Mapping[str, Any]:
+    if config is None:
+        return {}
+    try:
+        content = msgspec.json.decode(config.read_bytes())
+    except OSError as err:
+        raise SettingsError(f"--config {config} cannot be read: {err.strerror}") from err
+    except msgspec.DecodeError as err:
+        raise SettingsError(f"--config {config} is not JSON: {err}") from err
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config {config} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _convert(name: str, value: Any, origin: str) -> Any:
+    try:
+        return msgspec.convert(value, FIELDS[name].type, strict=False)
+    except msgspec.ValidationError as err:
+        raise SettingsError(f"{origin}: {value!r} cannot be used: {err}") from err

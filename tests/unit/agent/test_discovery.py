@@ -1,0 +1,153 @@
+"""The rescan loop: reads at start, on request, again and again; an absent driver is a state, not an end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from driver.discovery import Discovery, DriverUnavailableError, View
+from driver.model import NodeInventory
+
+PATIENCE = 10.0
+
+
+def node(version: str) -> NodeInventory:
+    return NodeInventory(driver_version=version, cuda_driver_version=None, nvml_version=None, gpus=())
+
+
+class Script:
+    """Readings to give one after the other (the last one again and again), and what was told of them."""
+
+    def __init__(self, *readings: NodeInventory | Exception) -> None:
+        self.readings = list(readings)
+        self.count = 0
+        self.views: list[View] = []
+        self.failures: list[str | None] = []
+        self.condition = threading.Condition()
+
+    def read(self) -> NodeInventory:
+        with self.condition:
+            reading = self.readings[min(self.count, len(self.readings) - 1)]
+            self.count += 1
+        if isinstance(reading, Exception):
+            raise reading
+        return reading
+
+    def changed(self, view: View) -> None:
+        with self.condition:
+            self.views.append(view)
+            self.condition.notify_all()
+
+    def measured(self, _seconds: float, failure: str | None) -> None:
+        with self.condition:
+            self.failures.append(failure)
+            self.condition.notify_all()
+
+    def until(self, predicate: Callable[[], bool]) -> None:
+        with self.condition:
+            assert self.condition.wait_for(predicate, timeout=PATIENCE)
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[..., Discovery]]:
+    started: list[Discovery] = []
+
+    def start(script: Script, *, rescan: float = 3600, retry: float = 3600) -> Discovery:
+        discovery = Discovery(
+            script.read, script.changed, rescan_seconds=rescan, retry_seconds=retry, measured=script.measured
+        )
+        started.append(discovery)
+        discovery.start()
+        return discovery
+
+    yield start
+    for discovery in started:
+        discovery.stop(PATIENCE)
+
+
+def test_there_is_no_inventory_before_the_first_reading() -> None:
+    discovery = Discovery(lambda: node("1"), lambda _view: None, rescan_seconds=1, retry_seconds=1)
+    assert discovery.inventory() is None
+    assert discovery.view.unavailable == "the node has not been read yet"
+
+
+def test_the_first_reading_is_told(running: Callable[..., Discovery]) -> None:
+    script = Script(node("1"))
+    discovery = running(script)
+    script.until(lambda: len(script.views) == 1)
+    assert script.views[0] == View(node("1"), None)
+    assert discovery.inventory() == node("1")
+
+
+def test_a_reading_that_says_the_same_is_not_told_again(running: Callable[..., Discovery]) -> None:
+    script = Script(node("1"), node("1"), node("2"))
+    discovery = running(script, rescan=0.01)
+    script.until(lambda: len(script.views) == 2)
+    assert [v.inventory for v in script.views] == [node("1"), node("2")]
+    assert discovery.inventory() == node("2")
+
+
+def test_a_request_brings_the_next_reading_forward(running: Callable[..., Discovery]) -> None:
+    script = Script(node("1"), node("2"))
+    discovery = running(script)
+    script.until(lambda: len(script.views) == 1)
+    discovery.request()
+    script.until(lambda: len(script.views) == 2)
+    assert script.views[-1].inventory == node("2")
+
+
+def test_an_absent_driver_is_told_once_and_looked_for_until_it_comes(running: Callable[..., Discovery]) -> None:
+    absent = DriverUnavailableError("no library below /driver-root")
+    script = Script(absent, absent, absent, node("1"))
+    running(script, retry=0.01)
+    script.until(lambda: len(script.views) == 2)
+    assert script.views == [View(None, "no library below /driver-root"), View(node("1"), None)]
+    assert script.failures[:4] == ["driver_unavailable"] * 3 + [None]
+
+
+@pytest.mark.bug("B58")
+def test_a_driver_that_goes_away_leaves_the_last_inventory_in_place(running: Callable[..., Discovery]) -> None:
+    script = Script(node("1"), DriverUnavailableError("driver not loaded"))
+    discovery = running(script)
+    script.until(lambda: len(script.views) == 1)
+    discovery.request()
+    script.until(lambda: len(script.views) == 2)
+    assert discovery.view == View(node("1"), "driver not loaded")
+
+
+def test_a_fault_of_our_own_is_logged_and_does_not_end_the_loop(
+    running: Callable[..., Discovery], caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script(ZeroDivisionError("memory total is 0"), node("1"))
+    discovery = running(script, retry=0.01)
+    script.until(lambda: len(script.views) == 2)
+    assert discovery.inventory() == node("1")
+    assert script.failures[0] == "ZeroDivisionError"
+    assert "reading the node failed" in caplog.text
+    assert "memory total is 0" in caplog.text
+
+
+def test_stop_ends_a_loop_that_waits() -> None:
+    script = Script(node("1"))
+    discovery = Discovery(script.read, script.changed, rescan_seconds=3600, retry_seconds=3600)
+    discovery.start()
+    script.until(lambda: len(script.views) == 1)
+    discovery.stop(PATIENCE)
+    assert "discovery" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_stop_does_not_wait_for_a_reading_that_hangs() -> None:
+    reading, release = threading.Event(), threading.Event()
+
+    def read() -> NodeInventory:
+        reading.set()
+        assert release.wait(PATIENCE)
+        return node("1")
+
+    discovery = Discovery(read, lambda _view: None, rescan_seconds=1, retry_seconds=1)
+    discovery.start()
+    assert reading.wait(PATIENCE)
+    discovery.stop(0.01)
+    release.set()
