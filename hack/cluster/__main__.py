@@ -1,0 +1,79 @@
+"""The command line: ``python -m hack.cluster build|up|down|status|logs``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+from . import binaries, lifecycle
+from .components import START_ORDER
+from .layout import ClusterError, Layout
+
+
+def main() -> int:
+    """Run one verb; the exit status is 0, or 1 with a sentence on standard error."""
+    arguments = _parser().parse_args()
+    try:
+        layout = Layout.default()
+        return int(_VERBS[arguments.verb](layout, arguments) or 0)
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hack.cluster", description="A real one-node Kubernetes cluster.",
+                                     epilog="GPUDRA_CLUSTER_DIR moves its folder from /var/tmp/gpudra-cluster.")  # fmt: skip
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    build = verbs.add_parser("build", help="build the programs that are missing into the cache (15 minutes at first)")
+    up = verbs.add_parser("up", help="build, start and wait until the node is ready; print the KUBECONFIG line")
+    for verb in (build, up):
+        verb.add_argument("--version", default=os.environ.get("K8S") or binaries.DEFAULT_VERSION,
+                          help="Kubernetes version (default: %(default)s; or the variable K8S)")  # fmt: skip
+    up.add_argument("--owner", type=int, metavar="PID", help="end the cluster when this process ends, however it ends")
+    verbs.add_parser("down", help="end everything and remove its folder; harmless when nothing runs")
+    verbs.add_parser("status", help="say what runs")
+    logs = verbs.add_parser("logs", help="print or follow a component's log")
+    logs.add_argument("component", choices=[*START_ORDER, "init", "guard", "agent", "audit"])
+    logs.add_argument("-f", "--follow", action="store_true", help="go on printing")
+    guard = verbs.add_parser("guard", help="used by up --owner: wait for that process and end the cluster")
+    guard.add_argument("--owner", type=int, required=True, metavar="PID")
+    return parser
+
+
+def _build(_: Layout, arguments: argparse.Namespace) -> None:
+    print(f"programs of Kubernetes {arguments.version}: {binaries.build(arguments.version)}")
+
+
+def _up(layout: Layout, arguments: argparse.Namespace) -> None:
+    state = lifecycle.up(layout, arguments.version, owner=arguments.owner)
+    print(f"export KUBECONFIG={layout.kubeconfig()}")
+    print(f"export PATH={state.binaries}:$PATH  # kubectl")
+
+
+def _down(layout: Layout, _: argparse.Namespace) -> None:
+    lifecycle.down(layout)
+    print("the cluster is gone")
+
+
+def _status(layout: Layout, _: argparse.Namespace) -> int:
+    for name, text in lifecycle.status(layout).items():
+        print(f"{name:24} {text}")
+    return 0 if lifecycle.is_running(layout) else 3
+
+
+def _logs(layout: Layout, arguments: argparse.Namespace) -> int:
+    follow = ["-F"] if arguments.follow else []
+    return subprocess.run(["tail", "-n", "+1", *follow, str(layout.log(arguments.component))], check=False).returncode
+
+
+def _guard(layout: Layout, arguments: argparse.Namespace) -> None:
+    lifecycle.guard(layout, arguments.owner)
+
+
+_VERBS = {"build": _build, "up": _up, "down": _down, "status": _status, "logs": _logs, "guard": _guard}
+
+if __name__ == "__main__":
+    sys.exit(main())

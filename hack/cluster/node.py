@@ -1,0 +1,111 @@
+"""The namespaces that the node lives in, its network, and what the kernel keeps of it after its death.
+
+One veth pair joins the node to the machine: the machine reaches the API server through it, the node reaches nothing
+else. iptables rules, CNI interfaces, mounts and processes of the cluster exist only inside the namespaces and vanish
+with them; cgroups are the exception and are removed by name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .components import CGROUP
+from .layout import NODE_NAME, ClusterError, Layout
+from .processes import Process, of_pid, spawn, wait_gone
+
+LINK = "gpudra0"
+"""The machine's end of the veth pair."""
+CANDIDATE_SUBNETS = [f"10.213.{number}.0/30" for number in range(256)]
+_CGROUP_MOUNT = Path("/sys/fs/cgroup")
+_UNSHARE = ("unshare", "--fork", "--kill-child", "--pid", "--mount", "--net", "--uts", "--propagation=private",
+            "--mount-proc", "--")  # fmt: skip
+
+
+def start_init(layout: Layout) -> Process:
+    """Create the namespaces; return their PID 1."""
+    script = Path(__file__).with_name("init.py")
+    command = [sys.executable, "-I", "-S", str(script), NODE_NAME]
+    init = spawn("init", _UNSHARE, command, layout.log("init"), announced=True)
+    init.save(layout.pid_file("init"))
+    return init
+
+
+def enter(init: Process) -> tuple[str, ...]:
+    """The command prefix that runs a program inside the node."""
+    return ("nsenter", f"--target={init.pid}", "--mount", "--net", "--uts", "--pid", "--")
+
+
+def free_subnet() -> tuple[str, str]:
+    """(machine's address, node's address) in the first /30 that no route of the machine touches."""
+    routes = json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all"))
+    taken = [
+        ipaddress.ip_network(route["dst"], strict=False)
+        for route in routes
+        if route.get("dst", "default") != "default" and ":" not in route["dst"]
+    ]
+    for candidate in CANDIDATE_SUBNETS:
+        network = ipaddress.ip_network(candidate)
+        if not any(network.overlaps(other) for other in taken):
+            gateway, node = network.hosts()
+            return str(gateway), str(node)
+    raise ClusterError("no free subnet in 10.213.0.0/16 for the cluster's veth pair")
+
+
+def connect(init: Process, gateway: str, address: str) -> None:
+    """Make the veth pair and give both ends their addresses. Pods are routed by the node itself."""
+    remove_link()
+    _run("ip", "link", "add", LINK, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid))
+    _run("ip", "address", "add", f"{gateway}/30", "dev", LINK)
+    _run("ip", "link", "set", LINK, "up")
+    inside = ("nsenter", f"--target={init.pid}", "--net", "--")
+    _run(*inside, "ip", "address", "add", f"{address}/30", "dev", "eth0")
+    _run(*inside, "ip", "link", "set", "eth0", "up")
+    _run(*inside, "ip", "route", "add", "default", "via", gateway)
+
+
+def remove_link() -> None:
+    """Delete the veth pair of an earlier cluster, if the kernel has not done so yet."""
+    subprocess.run(["ip", "link", "delete", LINK], check=False, capture_output=True)
+
+
+def remove_cgroups() -> None:
+    """Remove the empty cgroups that the containers of a dead node left, in each hierarchy (v1) or the one (v2).
+
+    Raises:
+        ClusterError: one is still in use.
+    """
+    for parent in [*_CGROUP_MOUNT.glob(f"*{CGROUP}"), _CGROUP_MOUNT / CGROUP.strip("/")]:
+        if parent.is_dir():
+            for folder in sorted((p for p in parent.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
+                _remove_cgroup(folder)
+            _remove_cgroup(parent)
+
+
+def _remove_cgroup(folder: Path) -> None:
+    """rmdir, which the kernel refuses for a moment after the last process of a cgroup was killed."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            members = [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
+            if time.monotonic() > deadline:
+                raise ClusterError(f"cgroup {folder} cannot be removed: {error}; processes {members}") from error
+            for pid in members:
+                wait_gone(of_pid("a container's process", pid), 1)
+        else:
+            return
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
