@@ -1,0 +1,242 @@
+"""Runs a handler on the claims of one RPC: in order per claim, within the kubelet's patience, with an answer for each.
+
+The kubelet waits 45 s (``defaultClientCallTimeout``) and then tells the user nothing but "deadline exceeded". Here the
+RPC's thread waits for a worker thread a little shorter than that and says what is being waited for; the work goes on,
+keeps its turn, and the kubelet's next call finds it done or stands behind it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kubeletplugin.api import Claim, ClaimRef, Handler, Observer, PreparedDevice, PrepareError
+from kubeletplugin.claims import ClaimReader, check_ref, fetch_claim
+from kubeletplugin.locks import ClaimQueues, Turn
+from kubeletplugin.operation import operation_id
+
+log = logging.getLogger(__name__)
+
+FETCH_TIMEOUT = 15.0
+"""Seconds for the API server to give a claim, so that there is time left to say that it did not."""
+
+Outcome: TypeAlias = Sequence[PreparedDevice] | PrepareError | None
+"""Devices for a prepared claim, ``None`` for an unprepared one."""
+
+Work: TypeAlias = Callable[[list[ClaimRef]], Mapping[str, Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One RPC: when it came, until when an answer is of use, and whether the caller is still there."""
+
+    kind: str
+    """``prepare`` or ``unprepare``."""
+    arrived: float
+    """Monotonic seconds, before any wait for a thread."""
+    deadline: float
+    """Monotonic seconds."""
+    is_active: Callable[[], bool]
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+class ClaimCalls:
+    """Prepare and Unprepare over a driver's handler.
+
+    Args:
+        driver_name: for messages.
+        handler: the driver.
+        reader: gets claims.
+        observer: told how each claim's part of a call ended.
+        workers: handler calls that may run at once.
+    """
+
+    def __init__(
+        self, driver_name: str, handler: Handler, reader: ClaimReader, observer: Observer, *, workers: int
+    ) -> None:
+        self._driver_name = driver_name
+        self._handler = handler
+        self._reader = reader
+        self._observer = observer
+        self._queues = ClaimQueues()
+        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="dra-handler")
+        self._fetchers = ThreadPoolExecutor(workers, thread_name_prefix="dra-fetch")
+
+    def prepare(self, refs: Sequence[ClaimRef], call: Call) -> dict[str, Outcome]:
+        """Prepares the claims; keyed by UID, with an entry for every claim, bad ones too."""
+        return self._run(refs, call, lambda batch: self._prepare_batch(batch, call))
+
+    def unprepare(self, refs: Sequence[ClaimRef], call: Call) -> dict[str, Outcome]:
+        """Undoes it. Asks nobody but the handler: the claim may be gone, the API server away."""
+        return self._run(refs, call, self._handler.unprepare)
+
+    def drain(self, timeout: float) -> bool:
+        """Waits until no handler call runs; ``False`` after ``timeout`` seconds."""
+        return self._queues.wait_idle(timeout)
+
+    def close(self) -> None:
+        """Takes no more work. A handler call that still runs is left to itself."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, refs: Sequence[ClaimRef], call: Call, work: Work) -> dict[str, Outcome]:
+        outcomes, accepted = _sort_out(refs)
+        started: dict[str, float] = {}
+        waiting = {
+            turn.uid: turn for turn in self._queues.enter(accepted, f"{call.kind}, operation {operation_id.get()}")
+        }
+        try:
+            while waiting and (ready := self._queues.wait_any(list(waiting.values()), call.remaining())):
+                for turn in ready:
+                    started[turn.uid] = time.monotonic()
+                    del waiting[turn.uid]
+                outcomes |= self._run_batch([accepted[turn.uid] for turn in ready], ready, call, work)
+        finally:
+            for uid, turn in waiting.items():
+                outcomes[uid] = self._busy(accepted[uid])
+                self._queues.leave(turn)
+        self._report(outcomes, started, call)
+        return outcomes
+
+    def _run_batch(self, batch: list[ClaimRef], turns: list[Turn], call: Call, work: Work) -> dict[str, Outcome]:
+        """Runs the work in a worker thread that gives the turns up when it ends, even after the deadline."""
+        context = contextvars.copy_context()
+        try:
+            future = self._workers.submit(context.run, self._work_and_leave, batch, turns, call, work)
+        except RuntimeError:  # the pool is shut down
+            self._leave(turns)
+            error = PrepareError(f"{self._driver_name} is shutting down", reason="ShuttingDown")
+            return {ref.uid: error for ref in batch}
+        try:
+            return future.result(call.remaining())
+        except TimeoutError:
+            return self._late(batch, turns, call, future)
+
+    def _work_and_leave(self, batch: list[ClaimRef], turns: list[Turn], call: Call, work: Work) -> dict[str, Outcome]:
+        try:
+            if not call.is_active():
+                # The kubelet has given up. Starting now could undo what its next call has done.
+                log.info("the kubelet no longer waits for this %s, leaving it", call.kind)
+                return {ref.uid: _abandoned(ref, call) for ref in batch}
+            outcomes = self._guarded(batch, call, work)
+            if call.remaining() == 0:
+                log.warning("%s of %s ended after its deadline", call.kind, ", ".join(map(str, batch)))
+            return outcomes
+        finally:
+            self._leave(turns)
+
+    def _guarded(self, batch: list[ClaimRef], call: Call, work: Work) -> dict[str, Outcome]:
+        """The handler's word on every claim of the batch, or an error in its place."""
+        try:
+            answer = work(batch)
+        except PrepareError as error:
+            return {ref.uid: error for ref in batch}
+        except Exception as error:
+            log.exception("%s of %s failed", call.kind, ", ".join(map(str, batch)))
+            return {ref.uid: self._internal(f"{type(error).__name__}: {error}") for ref in batch}
+        uids = {ref.uid for ref in batch}
+        if extra := sorted(set(answer) - uids):
+            log.error("the handler answered for claims that nobody asked about: %s", ", ".join(extra))
+        return {uid: answer[uid] if uid in answer else self._internal("no answer for this claim") for uid in uids}
+
+    def _prepare_batch(self, batch: list[ClaimRef], call: Call) -> dict[str, Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        claims: list[Claim] = []
+        for ref, fetched in zip(batch, self._fetch(batch, call), strict=True):
+            if isinstance(fetched, PrepareError):
+                outcomes[ref.uid] = fetched
+            else:
+                claims.append(fetched)
+        if claims and not call.is_active():
+            outcomes |= {claim.ref.uid: _abandoned(claim.ref, call) for claim in claims}
+        elif claims:
+            outcomes |= self._handler.prepare(claims)
+        return outcomes
+
+    def _fetch(self, batch: list[ClaimRef], call: Call) -> list[Claim | PrepareError]:
+        def fetch(ref: ClaimRef) -> Claim | PrepareError:
+            try:
+                return fetch_claim(self._reader, ref, min(FETCH_TIMEOUT, call.remaining()))
+            except PrepareError as error:
+                return error
+
+        if len(batch) == 1:
+            return [fetch(batch[0])]
+        return list(self._fetchers.map(fetch, batch))
+
+    def _late(
+        self, batch: list[ClaimRef], turns: list[Turn], call: Call, future: Future[dict[str, Outcome]]
+    ) -> dict[str, Outcome]:
+        waited = time.monotonic() - call.arrived
+        if future.cancel():
+            self._leave(turns)
+            text = "was not begun, all workers are busy"
+        else:
+            text = "still runs and goes on; the kubelet asks again"
+        log.warning("%s of %s not done after %.0f s", call.kind, ", ".join(map(str, batch)), waited)
+        error = PrepareError(f"{call.kind} {text} (operation {operation_id.get()})", reason="DeadlineExceeded")
+        return {ref.uid: error for ref in batch}
+
+    def _busy(self, ref: ClaimRef) -> PrepareError:
+        holder = self._queues.holder(ref.uid)
+        who = "another call"
+        if holder is not None:
+            who = f"an earlier call ({holder.label}, since {time.monotonic() - holder.since:.0f} s)"
+        return PrepareError(f"{who} still works on claim {ref}; the kubelet asks again", reason="ClaimBusy")
+
+    def _internal(self, what: str) -> PrepareError:
+        return PrepareError(
+            f"internal error in {self._driver_name}: {what} (see its log, operation {operation_id.get()})",
+            reason="InternalError",
+        )
+
+    def _leave(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            self._queues.leave(turn)
+
+    def _report(self, outcomes: Mapping[str, Outcome], started: Mapping[str, float], call: Call) -> None:
+        now = time.monotonic()
+        for uid, outcome in outcomes.items():
+            reason = outcome.reason if isinstance(outcome, PrepareError) else "ok"
+            if isinstance(outcome, PrepareError):
+                log.warning("%s of claim uid %s failed: %s", call.kind, uid, outcome)
+            self._observer.rpc(
+                call.kind,
+                seconds=now - call.arrived,
+                queued_seconds=started.get(uid, now) - call.arrived,
+                outcome=reason,
+            )
+
+
+def _abandoned(ref: ClaimRef, call: Call) -> PrepareError:
+    return PrepareError(f"{call.kind} of claim {ref} was given up by the kubelet", reason="Abandoned")
+
+
+def _sort_out(refs: Sequence[ClaimRef]) -> tuple[dict[str, Outcome], dict[str, ClaimRef]]:
+    """Errors for malformed references, and the good ones by UID; a claim that is named twice counts once."""
+    outcomes: dict[str, Outcome] = {}
+    accepted: dict[str, ClaimRef] = {}
+    for ref in refs:
+        other = accepted.get(ref.uid, ref)
+        if other != ref:
+            outcomes[ref.uid] = PrepareError(
+                f"claim uid {ref.uid} is named twice, as {other} and as {ref}",
+                reason="MalformedRequest",
+                permanent=True,
+            )
+            continue
+        try:
+            check_ref(ref)
+        except PrepareError as error:
+            outcomes[ref.uid] = error
+        else:
+            accepted[ref.uid] = ref
+    return outcomes, {uid: ref for uid, ref in accepted.items() if uid not in outcomes}

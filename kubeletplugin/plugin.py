@@ -1,0 +1,266 @@
+"""A DRA driver's kubelet plugin in one object: registration, the DRA service, slices.
+
+    with Plugin("gpu.example.com", node_name, handler, client=KubeClient.from_pod()) as plugin:
+        plugin.publish(resources)
+        stopping.wait()
+
+The order of events follows k8s.io/dynamic-resource-allocation/kubeletplugin: the DRA socket serves before the
+registration socket is there, slices go out when the driver has some. Nothing waits for the API server.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+
+from kubeletplugin.api import DriverResources, Handler, NullObserver, Observer
+from kubeletplugin.calls import ClaimCalls
+from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
+from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
+from kubeletplugin.registration import Registered, RegistrationService
+from kubeletplugin.sockets import BoundSocket, PendingSocket, SocketError, SocketPaths, make_folder, socket_paths
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from kubeletplugin.client import KubeClient
+    from kubeletplugin.publisher import Publisher
+
+log = logging.getLogger(__name__)
+
+KUBELET_CALL_TIMEOUT = 45.0
+"""Seconds that the kubelet waits for Prepare and Unprepare."""
+
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # A closed connection starts the kubelet's 30 s to the removal of all slices: never close one for idleness, age or
+    # frequent pings (max_connection_idle and max_connection_age stay at their default, infinite).
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+_DRIVER_NAME = re.compile(r"\A(?=.{1,63}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
+
+
+class Plugin:
+    """One instance of a DRA driver's kubelet plugin.
+
+    Args:
+        driver_name: DNS subdomain of at most 63 characters, lower case.
+        node_name: the Node object's name (``spec.nodeName`` of the pod), not the host name.
+        handler: the driver.
+        client: the API server, for claims and slices.
+        plugins_dir: ``plugins`` in the kubelet's root folder; the plugin uses ``<plugins_dir>/<driver_name>``.
+        registry_dir: ``plugins_registry`` in the kubelet's root folder.
+        instance_uid: the pod's UID, where an upgrade runs the new instance beside the old (kubelet 1.33 on); gives both
+            sockets names of their own. Without it a new instance takes the sockets' paths over.
+        observer: told what happens.
+        workers: handler calls that may run at once.
+        call_deadline: seconds until a call is answered whatever its state; below the kubelet's 45.
+
+    Raises:
+        ValueError: a name or number cannot be used.
+    """
+
+    def __init__(
+        self,
+        driver_name: str,
+        node_name: str,
+        handler: Handler,
+        *,
+        client: KubeClient,
+        plugins_dir: Path = Path("/var/lib/kubelet/plugins"),
+        registry_dir: Path = Path("/var/lib/kubelet/plugins_registry"),
+        instance_uid: str | None = None,
+        observer: Observer | None = None,
+        workers: int = 8,
+        call_deadline: float = 40.0,
+    ) -> None:
+        if not _DRIVER_NAME.match(driver_name):
+            raise ValueError(f"driver name {driver_name!r} is not a lower-case DNS subdomain of at most 63 characters")
+        if not 0 < call_deadline < KUBELET_CALL_TIMEOUT:
+            raise ValueError(
+                f"call_deadline is {call_deadline} s; it must be below the kubelet's {KUBELET_CALL_TIMEOUT} s"
+            )
+        self.driver_name = driver_name
+        self.node_name = node_name
+        self.registered = Registered()
+        self._client = client
+        self._observer: Observer = observer if observer is not None else NullObserver()
+        self._registry_dir = registry_dir
+        self._plugins_dir = plugins_dir
+        self._instance_uid = instance_uid
+        self._workers = workers
+        self._calls = ClaimCalls(driver_name, handler, client, self._observer, workers=workers)
+        self._service = DraService(self._calls, call_deadline)
+        self._lock = threading.Lock()
+        self._paths: SocketPaths | None = None
+        self._dra: _Endpoint | None = None
+        self._registration: _Endpoint | None = None
+        self._publisher: Publisher | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Serves and asks for registration. Returns at once; ``registered`` says when the kubelet has answered.
+
+        Raises:
+            SocketError: a folder or socket cannot be used. Nothing is left behind.
+            RuntimeError: started before, or stopped.
+        """
+        with self._lock:
+            if self._stopped or self._dra is not None:
+                raise RuntimeError("a plugin can be started once; make a new one")
+            paths = socket_paths(self.driver_name, self._plugins_dir, self._registry_dir, self._instance_uid)
+            make_folder(paths.dra.parent, private=True)
+            make_folder(paths.registration.parent, private=False)
+            # Threads of the server only wait for a worker, or for the claim's turn; they must outnumber the workers
+            # so that a call which has to wait too long is told so.
+            dra_server = grpc.server(
+                ArrivalPool(4 * self._workers, thread_name_prefix="dra-rpc"), options=SERVER_OPTIONS
+            )
+            add_services(dra_server, self._service)
+            self._dra = _Endpoint.serve(dra_server, paths.dra)
+            try:
+                self._registration = self._start_registration(paths)
+            except SocketError:
+                self._dra.close(grace=0)
+                self._dra = None
+                raise
+            self._paths = paths
+        log.info("serving %s at %s, registration at %s", self.driver_name, paths.dra, paths.registration)
+
+    def publish(self, resources: DriverResources) -> None:
+        """Makes the API server's slices of this driver and node what ``resources`` says, now and from now on.
+
+        Returns at once; the observer is told how it went. Until the first call nothing is written or deleted.
+
+        Raises:
+            RuntimeError: the plugin is stopped.
+        """
+        from kubeletplugin.publisher import Publisher
+
+        with self._lock:
+            if self._stopped:
+                raise RuntimeError("the plugin is stopped")
+            if self._publisher is None:
+                self._publisher = Publisher(
+                    self._client, driver_name=self.driver_name, node_name=self.node_name, observer=self._observer
+                )
+                self._publisher.start()
+            publisher = self._publisher
+        publisher.update(resources)
+
+    def stop(self, grace: float = 20.0) -> None:
+        """Ends the plugin: new calls are refused, running ones get ``grace`` seconds, own sockets are removed.
+
+        Slices stay: the kubelet removes them when no instance comes back in 30 s. Safe to call twice, and before
+        ``start`` has ended in another thread. A handler call that outlives ``grace`` keeps its thread, which would
+        delay the interpreter's ordinary exit.
+        """
+        with self._lock:
+            self._stopped = True
+            dra, self._dra = self._dra, None
+            registration, self._registration = self._registration, None
+            publisher, self._publisher = self._publisher, None
+        deadline = time.monotonic() + grace
+        if publisher is not None:
+            publisher.stop()
+        if dra is not None:
+            # Drained before the registration goes: the kubelet would break running calls off with it.
+            dra.close(grace)
+        if not self._calls.drain(max(0.0, deadline - time.monotonic())):
+            log.warning("a handler call still runs after %.0f s; it is left behind", grace)
+        if registration is not None:
+            registration.close(grace=0)
+        self._calls.close()
+
+    def __enter__(self) -> Self:
+        """Starts the plugin."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stops it with the default grace."""
+        self.stop()
+
+    def liveness(self, timeout: float = 1.0) -> str | None:
+        """Walks the kubelet's own way through both sockets; what is wrong, or ``None``.
+
+        Args:
+            timeout: seconds for each of the two calls; the kubelet gives GetInfo one.
+        """
+        with self._lock:
+            paths = self._paths
+            if self._stopped or paths is None:
+                return "the plugin is stopped" if self._stopped else "the plugin is not started"
+        try:
+            with grpc.insecure_channel(f"unix:{paths.registration}") as channel:
+                registration = registration_v1_pb2_grpc.RegistrationStub(channel)
+                registration.GetInfo(registration_v1_pb2.InfoRequest(), timeout=timeout)
+            with grpc.insecure_channel(f"unix:{paths.dra}") as channel:
+                dra = dra_v1_pb2_grpc.DRAPluginStub(channel)
+                dra.NodePrepareResources(dra_v1_pb2.NodePrepareResourcesRequest(), timeout=timeout)
+        except grpc.RpcError as error:
+            return f"the kubelet cannot reach the plugin at {paths.registration} or {paths.dra}: {rpc_text(error)}"
+        return None
+
+    def readiness(self) -> str | None:
+        """Whether the kubelet has taken the plugin; why not, or ``None``."""
+        status = self.registered.status
+        if status is None:
+            return (
+                f"the kubelet has not come to the registration socket in {self._registry_dir}; check that this is the"
+                " folder of this node's kubelet (k0s, microk8s and some k3s keep their kubelet elsewhere than"
+                " /var/lib/kubelet) and that the pod mounts it under the same path"
+            )
+        return None if status.ok else f"the kubelet refused the plugin: {status.error}"
+
+    def _start_registration(self, paths: SocketPaths) -> _Endpoint:
+        server = grpc.server(ArrivalPool(2, thread_name_prefix="dra-registration"), options=SERVER_OPTIONS)
+        service = RegistrationService(self.driver_name, paths.dra, SERVICES, self.registered, self._observer)
+        registration_v1_pb2_grpc.add_RegistrationServicer_to_server(service, server)
+        return _Endpoint.serve(server, paths.registration)
+
+
+def rpc_text(error: grpc.RpcError) -> str:
+    """Code and details of a failed call in one line; gRPC raises errors that also are ``grpc.Call``."""
+    call: object = error
+    return f"{call.code().name}: {call.details()}" if isinstance(call, grpc.Call) else str(error)
+
+
+class _Endpoint:
+    """A running server and its socket."""
+
+    def __init__(self, server: grpc.Server, socket: BoundSocket) -> None:
+        self._server = server
+        self._socket = socket
+
+    @classmethod
+    def serve(cls, server: grpc.Server, path: Path) -> _Endpoint:
+        """Starts the server at the path.
+
+        Raises:
+            SocketError: the path cannot be used; nothing is left behind.
+        """
+        pending = PendingSocket(server, path)
+        try:
+            server.start()
+            return cls(server, pending.publish())
+        except SocketError:
+            server.stop(0).wait()
+            pending.discard()
+            raise
+
+    def close(self, grace: float) -> None:
+        """Refuses new calls, waits at most ``grace`` seconds for running ones, removes the socket if it is ours."""
+        self._server.stop(grace).wait(grace + 1)
+        self._socket.remove()

@@ -1,0 +1,204 @@
+"""Unix sockets: where they lie, how long a path may be, who may use them, and whose they are.
+
+Names follow the Go helper (k8s.io/dynamic-resource-allocation/kubeletplugin) where they fit; the kubelet learns the
+DRA socket's path from GetInfo, so any name works. ``sun_path`` (unix(7)) has 108 bytes with its final NUL.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import os
+import re
+import secrets
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+log = logging.getLogger(__name__)
+
+MAX_SOCKET_PATH = 107
+"""Bytes of the longest path that every program can bind and connect to."""
+
+SOCKET_MODE = 0o600
+FOLDER_MODE = 0o750
+
+_INSTANCE_UID = re.compile(r"\A[0-9A-Za-z][0-9A-Za-z-]{0,62}\Z")
+
+
+class SocketError(Exception):
+    """A socket cannot be made; the text names the path and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketPaths:
+    """Both sockets of one instance of a plugin."""
+
+    dra: Path
+    registration: Path
+
+
+def socket_paths(driver_name: str, plugins_dir: Path, registry_dir: Path, instance_uid: str | None) -> SocketPaths:
+    """Chooses the names: readable ones where they fit into ``MAX_SOCKET_PATH``, hashed ones where not.
+
+    Args:
+        driver_name: the driver's name (DNS subdomain).
+        plugins_dir: the folder that holds one folder per driver.
+        registry_dir: the folder that the kubelet watches.
+        instance_uid: the pod's UID where two instances may live side by side during an upgrade.
+
+    Raises:
+        SocketError: no name fits, a path is not absolute, or the UID could leave the folder.
+    """
+    for folder in (plugins_dir, registry_dir):
+        if not folder.is_absolute():
+            raise SocketError(f"{folder} is not an absolute path: the kubelet needs absolute socket paths")
+    if instance_uid is not None and not _INSTANCE_UID.match(instance_uid):
+        raise SocketError(f"instance UID {instance_uid!r} is not a pod UID (letters, digits and dashes, at most 63)")
+    data_dir = plugins_dir / driver_name
+    long_hash = _digest(f"{driver_name}\0{instance_uid or ''}", 16)
+    if instance_uid is None:
+        dra_names: tuple[str, ...] = ("dra.sock", "dra")
+        registration_names: tuple[str, ...] = (f"{driver_name}-reg.sock", f"dra-{long_hash}-reg.sock")
+    else:
+        short_hash = _digest(instance_uid, 8)
+        dra_names = (f"dra-{instance_uid}.sock", f"dra-{short_hash}.sock", f"dra-{short_hash}", short_hash)
+        registration_names = (
+            f"{driver_name}-{instance_uid}-reg.sock",
+            f"{driver_name}-{short_hash}-reg.sock",
+            f"dra-{long_hash}-reg.sock",
+        )
+    return SocketPaths(
+        dra=_first_fitting(data_dir, dra_names), registration=_first_fitting(registry_dir, registration_names)
+    )
+
+
+def _digest(text: str, size: int) -> str:
+    digest = hashlib.sha256(text.encode()).digest()[:size]
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _first_fitting(folder: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        if len(os.fsencode(folder / name)) <= MAX_SOCKET_PATH:
+            return folder / name
+    shortest = min(names, key=len)
+    raise SocketError(
+        f"no socket name fits into {folder}: with the shortest, {shortest}, the path has"
+        f" {len(os.fsencode(folder / shortest))} bytes and unix sockets allow {MAX_SOCKET_PATH};"
+        " use a shorter driver name, or a shorter path to the kubelet's folder (a bind mount or a symlink that the"
+        " kubelet and the plugin both see)"
+    )
+
+
+def make_folder(folder: Path, *, private: bool) -> None:
+    """Makes sure that the folder exists; a ``private`` one is closed to other users (mode 0750) if it was open.
+
+    Raises:
+        SocketError: it cannot be made, or is not a folder.
+    """
+    try:
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if private and mode & ~FOLDER_MODE:
+            folder.chmod(mode & FOLDER_MODE)
+    except OSError as error:
+        raise SocketError(
+            f"folder {folder} cannot be used: {error.strerror}; check the hostPath mount of the plugin's pod and that"
+            " it runs as root"
+        ) from error
+
+
+def is_alive(path: Path) -> bool:
+    """Whether a process listens behind the socket file. A file left by a killed process refuses connections."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except BlockingIOError:
+            return True  # the backlog is full: somebody listens, slowly
+        except OSError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSocket:
+    """A socket file that this process has made at ``path``, known by its inode."""
+
+    path: Path
+    device: int
+    inode: int
+
+    def is_ours(self) -> bool:
+        """Whether the path still leads to this socket, not to nothing or to another instance's."""
+        try:
+            found = self.path.lstat()
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == (self.device, self.inode)
+
+    def remove(self) -> None:
+        """Removes the file if it is still ours. What another instance put there stays."""
+        if self.is_ours():
+            self.path.unlink(missing_ok=True)
+
+
+class PendingSocket:
+    """A server's socket under a hidden name, made known under its real name by ``publish``.
+
+    The detour has three reasons. gRPC unlinks on stop whatever lies at the path that it bound, even another instance's
+    socket; under the hidden name nothing lies there any more. The mode is set before anybody can find the socket,
+    without touching the umask of the process. And a stale file is replaced in one step. The kubelet ignores names that
+    start with a dot.
+    """
+
+    def __init__(self, server: grpc.Server, path: Path) -> None:
+        """Binds the server.
+
+        Raises:
+            SocketError: the address cannot be bound.
+        """
+        self._path = path
+        # Never longer than the final name, the shortest of which ("dra") would need a folder of over 100 bytes.
+        self._hidden = path.with_name("." + secrets.token_urlsafe(5)[: max(2, len(path.name) - 1)])
+        try:
+            server.add_insecure_port(f"unix:{self._hidden}")
+            self._hidden.chmod(SOCKET_MODE)
+        except (RuntimeError, OSError) as error:
+            raise SocketError(
+                f"socket {path} cannot be bound: {error}; check that {path.parent} is a writable folder on a file"
+                " system that has unix sockets"
+            ) from error
+
+    def publish(self) -> BoundSocket:
+        """Puts the socket in its place, over a stale or an older one.
+
+        Raises:
+            SocketError: the folder refuses it, or something that is not a socket lies there.
+        """
+        try:
+            self._refuse_other_files()
+            if is_alive(self._path):
+                log.warning("another process still serves %s; this instance takes the path over", self._path)
+            found = self._hidden.lstat()
+            self._hidden.rename(self._path)
+        except OSError as error:
+            raise SocketError(f"socket {self._path} cannot be put in place: {error}") from error
+        return BoundSocket(self._path, found.st_dev, found.st_ino)
+
+    def discard(self) -> None:
+        """Removes the hidden file after a failure. Does nothing after ``publish``."""
+        self._hidden.unlink(missing_ok=True)
+
+    def _refuse_other_files(self) -> None:
+        try:
+            mode = self._path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise SocketError(f"{self._path} exists and is not a socket; move it away, the kubelet needs this path")
