@@ -124,7 +124,7 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
         _STRING,
         _TYPE,
         "nvmlDeviceGetBrand",
-        "Product family: `Nvidia` with current drivers of servers, `GeForce`, `Quadro`, `Tesla` and so on, or `Unknown`.",
+        "Product family: `Nvidia` with current drivers of servers, `GeForce`, `Quadro` and so on, or `Unknown`.",
         lambda _node, gpu: _unknown(gpu.brand),
         Missing.EXPLICIT,
     ),
