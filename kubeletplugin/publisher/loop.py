@@ -1,0 +1,320 @@
+"""The publisher: one thread that watches the API server, one that writes to it until it holds what the driver wants.
+
+Level-triggered: each round compares a whole pool with what is stored, whatever the reason for the round was. Nothing is
+written or deleted before the first ``update``, and nothing is deleted by stopping.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from kubeletplugin.api import JSON, DriverResources, DroppedFields, NullObserver, Observer, Pool, PublishFailure, Slice
+from kubeletplugin.backoff import Backoff
+from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
+from kubeletplugin.credentials import CredentialsError
+from kubeletplugin.publisher.cache import Change, SliceCache
+from kubeletplugin.publisher.diff import differences, feature_gates, without_positions
+from kubeletplugin.publisher.plan import pool_problem
+from kubeletplugin.publisher.queue import PoolQueue, RepairPace
+from kubeletplugin.publisher.writer import MovedError, PoolWriter, Stored
+
+logger = logging.getLogger(__name__)
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+PERMANENT = frozenset({400, 413, 422})
+"""Answers that the same content will get again."""
+RETRY_CAP = 30.0
+REJECTED_RETRY = 600.0
+"""Seconds after which refused content is offered again, for the sake of webhooks and policies that were mended."""
+REPAIR_DELAY = 0.5
+"""Seconds to let a foreign change settle; a collection delete is one event for each slice."""
+SHORT_STREAM = 5.0
+"""A server that ends watches sooner than this, in seconds, is asked again only after a pause: no hot loop."""
+CONFLICT_RETRIES = 5
+
+
+class Publisher:
+    """Publishes the pools of one driver on one node.
+
+    Args:
+        client: talks to the API server; needs list, watch, create, update and delete on resourceslices, get on nodes.
+        driver_name: ``spec.driver`` of all slices.
+        node_name: name of the Node object; its owner and ``spec.nodeName``.
+        observer: told about results, from the publisher's threads.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        driver_name: str,
+        node_name: str,
+        observer: Observer | None = None,
+        repair_delay: float = REPAIR_DELAY,
+        rejected_retry: float = REJECTED_RETRY,
+    ) -> None:
+        self._client = client
+        self._driver_name = driver_name
+        self._node_name = node_name
+        self._observer: Observer = observer or NullObserver()
+        self._rejected_retry = rejected_retry
+        self._lock = threading.Lock()
+        self._wanted: DriverResources | None = None
+        self._cache = SliceCache()
+        self._queue = PoolQueue()
+        self._pace = RepairPace(repair_delay)
+        self._writer = PoolWriter(client, self._cache, driver_name=driver_name, node_name=node_name)
+        self._backoffs: dict[str, Backoff] = {}
+        self._failing: set[str] = set()
+        self._rejected: dict[str, Pool] = {}
+        self._adopted: dict[tuple[str, int], tuple[Slice, Slice]] = {}
+        self._reported: set[DroppedFields] = set()
+        self._listed = False
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to watch; returns at once, also when the API server cannot be reached."""
+        for name, target in (("publisher-watch", self._watch), ("publisher-write", self._write)):
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def update(self, resources: DriverResources) -> None:
+        """Have exactly these pools published; slices of this driver and node in any other pool are deleted."""
+        with self._lock:
+            before = self._wanted
+            self._wanted = resources
+            names = set(resources.pools) | set(before.pools if before else ()) | self._cache.pools()
+            for name in names:
+                if name in self._rejected and self._rejected[name] == resources.pools.get(name):
+                    continue  # the server would refuse it again
+                self._rejected.pop(name, None)
+                self._queue.add(name)
+
+    def synced(self, timeout: float | None) -> bool:
+        """Wait until the API server holds what the last ``update`` asked for; False after ``timeout`` seconds."""
+        return self._queue.wait_for(self._is_synced, timeout)
+
+    def stop(self) -> None:
+        """End both threads. The slices stay: the next instance goes on with them."""
+        self._queue.close()
+        self._client.interrupt(self._stop)
+        for thread in self._threads:
+            thread.join(timeout=10.0)
+
+    def _is_synced(self) -> bool:
+        return self._wanted is not None and self._listed and not self._failing and not self._queue.busy()
+
+    # The watching thread.
+
+    def _watch(self) -> None:
+        backoff = Backoff(0.5, RETRY_CAP)
+        broken = False
+        while not self._stop.is_set():
+            try:
+                version = self._list(after_outage=broken)
+                broken = False
+                self._follow(version, backoff)
+            except ApiError as error:
+                if error.status == 410:
+                    logger.info("the watch of ResourceSlices is too old, listing again")
+                else:
+                    broken = True
+                    self._outage(_explain(error), error.status)
+                self._stop.wait(max(backoff.next(), error.retry_after or 0.0))
+            except (ApiUnreachableError, CredentialsError) as error:
+                broken = True
+                self._outage(str(error), None)
+                self._stop.wait(backoff.next())
+            except Exception:
+                broken = True
+                logger.exception("watching ResourceSlices failed, starting over")
+                self._stop.wait(backoff.next())
+
+    def _list(self, *, after_outage: bool) -> str:
+        answer = self._client.get(SLICES, query={"fieldSelector": self._selector()})
+        version = str(answer.get("metadata", {}).get("resourceVersion", ""))
+        change = self._cache.replace(answer.get("items") or (), version)
+        if after_outage or not self._listed:
+            self._start_afresh()
+        else:
+            self._changed(change)
+        self._queue.wake()
+        return version
+
+    def _selector(self) -> str:
+        return f"spec.driver={self._driver_name},spec.nodeName={self._node_name}"
+
+    def _start_afresh(self) -> None:
+        """The server may be another one now (upgraded, other feature gates): all verdicts are open again."""
+        self._writer.forget()
+        with self._lock:
+            self._rejected.clear()
+            self._adopted.clear()
+            for name in self._cache.pools() | set(self._wanted.pools if self._wanted else ()):
+                self._queue.add(name)
+            # Last, and under the lock: nobody may find us listed and idle before the work is in the queue.
+            self._listed = True
+
+    def _follow(self, version: str, backoff: Backoff) -> None:
+        """Watch from ``version`` on, stream after stream, until one breaks."""
+        while not self._stop.is_set():
+            started = time.monotonic()
+            query = {"fieldSelector": self._selector(), "resourceVersion": version}
+            # Not all nodes shall come back in the same second.
+            seconds = random.uniform(240.0, 360.0)  # noqa: S311 (spreads load, guards no secret)
+            for event in self._client.watch(SLICES, query=query, stop=self._stop, timeout_seconds=seconds):
+                version = event.resource_version or version
+                self._changed(self._cache.apply(event))
+            if time.monotonic() - started >= SHORT_STREAM:
+                backoff.reset()
+            else:
+                self._stop.wait(backoff.next())
+
+    def _changed(self, change: Change) -> None:
+        """Somebody else touched our slices."""
+        if change.lost:
+            self._writer.distrust_node()
+        with self._lock:
+            names = [] if self._wanted is None else [name for name in change.pools if name not in self._rejected]
+        for name in names:
+            self._queue.add(name, self._pace.next(name))
+
+    def _outage(self, message: str, status: int | None) -> None:
+        logger.warning("ResourceSlices cannot be watched: %s", message)
+        if self._listed:
+            return  # what we know still serves; a write that fails is reported by itself
+        with self._lock:
+            names = sorted(self._wanted.pools) if self._wanted else []
+        for name in names:
+            self._tell(partial(self._observer.publish_failed, PublishFailure(name, status, message, True)))
+
+    # The writing thread.
+
+    def _write(self) -> None:
+        while (name := self._queue.take()) is not None:
+            try:
+                with self._lock:
+                    ready = self._listed and self._wanted is not None
+                if ready:
+                    self._round(name)
+            finally:
+                self._queue.done()
+
+    def _round(self, name: str) -> None:
+        try:
+            self._sync(name)
+        except ApiError as error:
+            self._failed(name, _explain(error), error.status, error.retry_after)
+        except (ApiUnreachableError, CredentialsError, MovedError) as error:
+            self._failed(name, str(error), None, None)
+        except Exception as error:
+            logger.exception("publishing pool %s failed", name)
+            self._failed(name, f"{type(error).__name__}: {error}", None, None)
+        else:
+            self._failing.discard(name)
+            self._backoffs.pop(name, None)
+
+    def _sync(self, name: str) -> None:
+        with self._lock:
+            pool = self._wanted.pools.get(name) if self._wanted else None
+        if pool is None:
+            writes = self._again(lambda: self._writer.remove(name))
+            if writes:
+                self._tell(lambda: self._observer.published(name, slices=0, writes=writes))
+            return
+        problem = pool_problem(pool)
+        if problem is not None:
+            self._refused(name, pool, PublishFailure(name, None, f"pool {name}: {problem}", False))
+            return
+        try:
+            writes = self._again(
+                lambda: self._writer.write(name, self._effective(name, pool), self._stored(name, pool))
+            )
+        except ApiError as error:
+            if error.status not in PERMANENT:
+                raise
+            self._refused(name, pool, PublishFailure(name, error.status, error.message, False))
+            return
+        self._tell(lambda: self._observer.published(name, slices=len(pool.slices), writes=writes))
+
+    def _again(self, attempt: Callable[[], int]) -> int:
+        """Somebody else wrote in between: what changed has been read again, so try with that."""
+        for _ in range(CONFLICT_RETRIES - 1):
+            try:
+                return attempt()
+            except MovedError as error:
+                logger.info("%s; trying again", error)
+        return attempt()
+
+    def _effective(self, name: str, pool: Pool) -> Pool:
+        """The pool as this server can keep it."""
+        pieces = []
+        for index, piece in enumerate(pool.slices):
+            wanted, stored = self._adopted.get((name, index), (None, piece))
+            pieces.append(stored if wanted == piece else piece)
+        return Pool(tuple(pieces), pool.generation)
+
+    def _stored(self, name: str, pool: Pool) -> Stored:
+        """Called after each write: adopt what the server left out, or we would write it again for ever."""
+
+        def stored(index: int, sent: JSON, answer: JSON) -> None:
+            missing = differences(sent, answer)
+            if not missing:
+                return
+            kept = Slice(tuple(answer.get("devices") or ()), tuple(answer.get("sharedCounters") or ()))
+            with self._lock:
+                self._adopted[name, index] = (pool.slices[index], kept)
+            self._dropped(DroppedFields(name, index, without_positions(missing), feature_gates(missing)))
+
+        return stored
+
+    def _dropped(self, dropped: DroppedFields) -> None:
+        if dropped in self._reported:
+            return
+        self._reported.add(dropped)
+        logger.warning(
+            "the API server did not keep %s of slice %d in pool %s; feature gates: %s",
+            ", ".join(dropped.fields),
+            dropped.slice_index,
+            dropped.pool,
+            ", ".join(dropped.feature_gates) or "unknown",
+        )
+        self._tell(lambda: self._observer.dropped(dropped))
+
+    def _refused(self, name: str, pool: Pool, failure: PublishFailure) -> None:
+        """The content is at fault: wait for other content, or for a long time."""
+        logger.error("pool %s is refused: %s", name, failure.message)
+        with self._lock:
+            if self._wanted is not None and self._wanted.pools.get(name) == pool:
+                self._rejected[name] = pool
+                self._failing.add(name)
+                self._queue.add(name, self._rejected_retry)
+        self._tell(lambda: self._observer.publish_failed(failure))
+
+    def _failed(self, name: str, message: str, status: int | None, retry_after: float | None) -> None:
+        delay = max(self._backoffs.setdefault(name, Backoff(0.5, RETRY_CAP)).next(), retry_after or 0.0)
+        self._failing.add(name)
+        logger.warning("pool %s could not be published, trying again in %.1f s: %s", name, delay, message)
+        self._queue.add(name, delay)
+        self._tell(lambda: self._observer.publish_failed(PublishFailure(name, status, message, True)))
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            logger.exception("the observer failed")
+
+
+def _explain(error: ApiError) -> str:
+    if error.status == 404 and not error.details.get("name"):
+        return f"{error.message}: resource.k8s.io/v1 is not served here; Kubernetes 1.34 or newer is needed"
+    if error.status == 403:
+        return f"{error.message}: check the ClusterRole and admission policies of this service account"
+    return error.message

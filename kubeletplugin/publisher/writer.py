@@ -1,0 +1,132 @@
+"""Carries out the plan for one pool: looks up the owner, rehearses where half a write would hurt, writes, remembers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from kubeletplugin.api import JSON, Pool
+from kubeletplugin.client import ApiError, KubeClient
+from kubeletplugin.publisher.cache import SliceCache
+from kubeletplugin.publisher.plan import Owner, Plan, plan_pool
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+NODE_UID_AGE = 60.0
+"""Seconds for which the Node's UID is believed before a slice is created under it."""
+DRY_RUN = {"dryRun": "All"}
+
+Stored: TypeAlias = Callable[[int, dict[str, Any], dict[str, Any]], None]
+"""Called with the slice's index, the spec that was sent and the spec that was stored."""
+
+
+class MovedError(Exception):
+    """A slice is not what we took it for; it has been read again."""
+
+
+class PoolWriter:
+    """Writes pools. Used by one thread, except ``distrust_node`` and ``forget``."""
+
+    def __init__(self, client: KubeClient, cache: SliceCache, *, driver_name: str, node_name: str) -> None:
+        self._client = client
+        self._cache = cache
+        self._driver_name = driver_name
+        self._node_name = node_name
+        self._node_uid: str | None = None
+        self._node_read = 0.0
+        self._accepted: dict[str, Pool] = {}
+
+    def distrust_node(self) -> None:
+        """Slices vanished: perhaps they were collected with their Node, and it is another one now."""
+        self._node_uid = None
+
+    def forget(self) -> None:
+        """Whatever this server accepted so far, another one might not."""
+        self._accepted.clear()
+        self.distrust_node()
+
+    def remove(self, name: str) -> int:
+        """Delete all slices of the pool; returns the number of requests.
+
+        Raises:
+            ApiError, ApiUnreachableError: a request failed.
+            MovedError: somebody changed a slice in between.
+        """
+        documents = self._cache.pool(name)
+        for document in documents:
+            self._delete(document)
+        self._accepted.pop(name, None)
+        return len(documents)
+
+    def write(self, name: str, pool: Pool, stored: Stored) -> int:
+        """Make the pool as desired; returns the number of requests that changed something. Raises as ``remove``."""
+        plan = plan_pool(name, pool, self._cache.pool(name), self._owner(fresh=False))
+        if plan.creates and time.monotonic() - self._node_read > NODE_UID_AGE:
+            plan = plan_pool(name, pool, self._cache.pool(name), self._owner(fresh=True))
+        if self._accepted.get(name) != pool:
+            self._rehearse(plan)
+        for document in plan.deletes:
+            self._delete(document)
+        for write in plan.updates:
+            answer = self._update(write.document, {})
+            self._cache.stored(answer)
+            stored(write.index, write.document["spec"], answer["spec"])
+        for write in plan.creates:
+            answer = self._client.create(SLICES, write.document)
+            self._cache.stored(answer)
+            stored(write.index, write.document["spec"], answer["spec"])
+        self._accepted[name] = pool
+        return plan.writes
+
+    def _rehearse(self, plan: Plan) -> None:
+        """Ask for a dry run where a refusal in the middle would leave a pool that the scheduler has to ignore."""
+        if plan.writes < 2:
+            return
+        for write in plan.updates:
+            self._update(write.document, DRY_RUN)
+        for write in plan.creates:
+            self._client.create(SLICES, write.document, query=DRY_RUN)
+
+    def _owner(self, *, fresh: bool) -> Owner:
+        uid = self._node_uid
+        if uid is None or fresh:
+            node = self._client.get(f"/api/v1/nodes/{self._node_name}")
+            uid = str(node["metadata"]["uid"])
+            self._node_uid, self._node_read = uid, time.monotonic()
+        return Owner(self._driver_name, self._node_name, uid)
+
+    def _update(self, document: JSON, query: Mapping[str, str]) -> JSON:
+        name = document["metadata"]["name"]
+        try:
+            return self._client.update(f"{SLICES}/{name}", document, query=query)
+        except ApiError as error:
+            if error.status in (404, 409):
+                self._read_again(document)
+                raise MovedError(f"ResourceSlice {name} was changed by somebody else") from error
+            raise
+
+    def _delete(self, document: JSON) -> None:
+        metadata = document["metadata"]
+        try:
+            self._client.delete(
+                f"{SLICES}/{metadata['name']}", uid=metadata["uid"], resource_version=metadata["resourceVersion"]
+            )
+        except ApiError as error:
+            if error.status == 409:
+                self._read_again(document)
+                raise MovedError(f"ResourceSlice {metadata['name']} was changed by somebody else") from error
+            if error.status != 404:
+                raise
+        self._cache.deleted(document)
+
+    def _read_again(self, document: JSON) -> None:
+        try:
+            current = self._client.get(f"{SLICES}/{document['metadata']['name']}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._cache.deleted(document)
+            return
+        if current["metadata"]["uid"] != document["metadata"]["uid"]:
+            self._cache.deleted(document)
+        self._cache.stored(current)
