@@ -79,7 +79,7 @@ class GpuSnapshot:
     nvlinks: tuple[NvLink, ...] | None = None
     """Every link the GPU has, active or not; None where NVLink is not supported."""
     fabric: FabricInfo | None = None
-    codes: Mapping[str, int] = field(default=_NO_CODES)
+    codes: Mapping[str, int] = field(default_factory=lambda: _NO_CODES)
     """Field name -> NVML return code of the call that gave no value. ``handle``: the GPU itself was not reachable."""
 
 
@@ -93,7 +93,7 @@ class NvmlSnapshot:
     """1000 * major + 10 * minor."""
     gpus: tuple[GpuSnapshot, ...]
     """In the order they were asked for, else by index."""
-    codes: Mapping[str, int] = field(default=_NO_CODES)
+    codes: Mapping[str, int] = field(default_factory=lambda: _NO_CODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +104,5 @@ class CallInProgress:
     """The NVML function's name."""
     address: str | None
     """The GPU it is about, where it is about one."""
+    sequence: int = 0
+    """Differs between any two calls: two readings with the same number saw the same call still under way."""

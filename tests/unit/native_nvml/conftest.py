@@ -1,0 +1,122 @@
+"""A small NVML of our own, compiled once: copies of it at different paths are different nodes in one process."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from native.nvml import make_backend
+from native.nvml.protocol import Nvml
+
+HERE = Path(__file__).parent
+HEADERS = HERE.parents[2] / "native" / "csrc" / "vendor"
+ADDRESSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0")
+
+
+@dataclass
+class StubNode:
+    """One copy of the stub library and the lines of its configuration."""
+
+    library: Path
+    gpus: tuple[str, ...] = ADDRESSES
+    lines: list[str] = field(default_factory=list)
+
+    def write(self) -> None:
+        text = "".join(f"{line}\n" for line in (*(f"gpu {address}" for address in self.gpus), *self.lines))
+        new = self.library.with_name(self.library.name + ".conf.new")
+        new.write_text(text)
+        new.replace(self.library.with_name(self.library.name + ".conf"))
+
+    def code(self, function: str, code: int, address: str = "*") -> StubNode:
+        return self._add(f"code {function} {address} {code}")
+
+    def text(self, function: str, raw: bytes, address: str = "*") -> StubNode:
+        return self._add(f"text {function} {address} {raw.hex()}")
+
+    def hang(self, function: str, address: str = "*") -> StubNode:
+        return self._add(f"hang {function} {address}")
+
+    def set(self, name: str, number: int) -> StubNode:
+        return self._add(f"{name} {number}")
+
+    def mend(self) -> None:
+        """All faults gone; calls that hang come back."""
+        self.lines.clear()
+        self.write()
+
+    def _add(self, line: str) -> StubNode:
+        self.lines.append(line)
+        self.write()
+        return self
+
+
+def compile_stub(target: Path, absent: tuple[str, ...] = ()) -> Path:
+    script = target.with_suffix(".map")
+    hidden = "".join(f"{name};" for name in absent)
+    script.write_text(f"{{ global: *; local: {hidden} }};" if hidden else "{ global: *; };")
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations"]
+    command += ["-DNVML_NO_UNVERSIONED_FUNC_DEFS", f"-I{HEADERS}", f"-Wl,--version-script={script}"]
+    subprocess.run([*command, "-o", str(target), str(HERE / "stub.c"), "-ldl"], check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    folder = tmp_path_factory.mktemp("stub")
+    done: dict[tuple[str, ...], Path] = {}
+
+    def library(*absent: str) -> Path:
+        if absent not in done:
+            done[absent] = compile_stub(folder / f"stub-{len(done)}.so", absent)
+        return done[absent]
+
+    return library
+
+
+@pytest.fixture
+def make_node(compiled: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., StubNode]]:
+    numbers = itertools.count()
+    nodes: list[StubNode] = []
+
+    def make(*, absent: tuple[str, ...] = (), gpus: tuple[str, ...] = ADDRESSES) -> StubNode:
+        folder = tmp_path / f"node-{next(numbers)}"
+        folder.mkdir()
+        node = StubNode(Path(shutil.copy(compiled(*absent), folder / "libnvidia-ml.so.1")), gpus)
+        node.write()
+        nodes.append(node)
+        return node
+
+    yield make
+    for node in nodes:
+        node.mend()
+
+
+@pytest.fixture
+def node(make_node: Callable[..., StubNode]) -> StubNode:
+    return make_node()
+
+
+@pytest.fixture(params=["cffi", "pynvml"])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def opened(backend_name: str) -> Iterator[Callable[[StubNode], Nvml]]:
+    libraries: list[Nvml] = []
+
+    def make(node: StubNode) -> Nvml:
+        library = make_backend(node.library, backend_name)
+        libraries.append(library)
+        library.open()
+        return library
+
+    yield make
+    for library in libraries:
+        library.close()
