@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from kubeletplugin.api import JSON, Claim, ClaimRef, PrepareError
 from kubeletplugin.client import ApiError, ApiUnreachableError
+from kubeletplugin.credentials import CredentialsError
 
 _UID = re.compile(r"\A[0-9A-Za-z][0-9A-Za-z-]{0,62}\Z")
 _LABEL = re.compile(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
@@ -27,6 +28,7 @@ class ClaimReader(Protocol):
         Raises:
             ApiError: the API server answered with an error.
             ApiUnreachableError: no answer within ``timeout`` seconds.
+            CredentialsError: the token or a certificate file is unusable.
         """
 
 
@@ -66,7 +68,7 @@ def fetch_claim(reader: ClaimReader, ref: ClaimRef, timeout: float) -> Claim:
             + ("; the plugin's ClusterRole needs get on resourceclaims" if error.status == 403 else ""),
             reason="ClaimUnreadable",
         ) from error
-    except ApiUnreachableError as error:
+    except (ApiUnreachableError, CredentialsError) as error:
         raise PrepareError(f"claim {ref} cannot be read: {error}", reason="ApiServerUnreachable") from error
     check_claim(ref, document)
     return Claim(ref, document)
