@@ -1,4 +1,4 @@
-"""The command line: ``python -m hack.cluster build|up|down|status|logs``."""
+"""The command line: ``python -m hack.cluster build|up|down|status|logs|test``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import argparse
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from . import binaries, lifecycle
+from . import agent, binaries, lifecycle
 from .components import START_ORDER
 from .layout import ClusterError, Layout
+
+TESTED = ("tests/cluster", "tests/contract")
 
 
 def main() -> int:
@@ -24,15 +27,26 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m hack.cluster", description="A real one-node Kubernetes cluster.",
-                                     epilog="GPUDRA_CLUSTER_DIR moves its folder from /var/tmp/gpudra-cluster.")  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m hack.cluster",
+        description="A real one-node Kubernetes cluster.",
+        epilog="GPUDRA_CLUSTER_DIR moves its folder from /var/tmp/gpudra-cluster.",
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     build = verbs.add_parser("build", help="build the programs that are missing into the cache (15 minutes at first)")
     up = verbs.add_parser("up", help="build, start and wait until the node is ready; print the KUBECONFIG line")
-    for verb in (build, up):
-        verb.add_argument("--version", default=os.environ.get("K8S") or binaries.DEFAULT_VERSION,
-                          help="Kubernetes version (default: %(default)s; or the variable K8S)")  # fmt: skip
+    test = verbs.add_parser("test", help="up, then pytest on tests/cluster and tests/contract, then down")
+    for verb in (build, up, test):
+        verb.add_argument(
+            "--k8s",
+            default=binaries.DEFAULT_VERSION,
+            metavar="VERSION",
+            help="Kubernetes version, 1.37 or 1.37.2 (default: %(default)s)",
+        )
+    up.add_argument("--agent", action="store_true", help="start the agent too, on a mock node")
+    up.add_argument("--profile", default="dgx-h100", metavar="NAME|FILE", help="mock node for --agent")
     up.add_argument("--owner", type=int, metavar="PID", help="end the cluster when this process ends, however it ends")
+    test.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="arguments for pytest (after --)")
     verbs.add_parser("down", help="end everything and remove its folder; harmless when nothing runs")
     verbs.add_parser("status", help="say what runs")
     logs = verbs.add_parser("logs", help="print or follow a component's log")
@@ -44,13 +58,36 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(_: Layout, arguments: argparse.Namespace) -> None:
-    print(f"programs of Kubernetes {arguments.version}: {binaries.build(arguments.version)}")
+    version = binaries.resolve(arguments.k8s)
+    print(f"programs of Kubernetes {version}: {binaries.build(version)}")
 
 
 def _up(layout: Layout, arguments: argparse.Namespace) -> None:
-    state = lifecycle.up(layout, arguments.version, owner=arguments.owner)
+    state = lifecycle.up(layout, binaries.resolve(arguments.k8s), owner=arguments.owner)
+    if arguments.agent:
+        process = agent.start(layout, arguments.profile)
+        print(f"the agent runs on a mock {arguments.profile}, PID {process.pid}, log {layout.log('agent')}")
     print(f"export KUBECONFIG={layout.kubeconfig()}")
     print(f"export PATH={state.binaries}:$PATH  # kubectl")
+
+
+def _test(layout: Layout, arguments: argparse.Namespace) -> int:
+    """Run the tests; the guard ends the cluster when this process is killed. A cluster that ran before stays."""
+    ours = not lifecycle.is_running(layout)
+    state = lifecycle.up(layout, binaries.resolve(arguments.k8s), owner=os.getpid())
+    environment = os.environ | {
+        "GPUDRA_TEST_APISERVER": state.server,
+        "GPUDRA_TEST_TOKEN": layout.token().read_text(),
+        "GPUDRA_TEST_CA": str(layout.ca),
+    }
+    repository = Path(__file__).parents[2]
+    tests = [path for path in TESTED if (repository / path).is_dir()]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *tests, *arguments.pytest]
+    try:
+        return subprocess.run(command, cwd=repository, env=environment, check=False).returncode
+    finally:
+        if ours and not os.environ.get("GPUDRA_CLUSTER_KEEP"):
+            lifecycle.down(layout)
 
 
 def _down(layout: Layout, _: argparse.Namespace) -> None:
@@ -73,7 +110,7 @@ def _guard(layout: Layout, arguments: argparse.Namespace) -> None:
     lifecycle.guard(layout, arguments.owner)
 
 
-_VERBS = {"build": _build, "up": _up, "down": _down, "status": _status, "logs": _logs, "guard": _guard}
+_VERBS = {"build": _build, "up": _up, "down": _down, "status": _status, "logs": _logs, "test": _test, "guard": _guard}
 
 if __name__ == "__main__":
     sys.exit(main())

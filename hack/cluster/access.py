@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from .layout import NODE_NAME, ClusterError, Layout, State
+from .layout import AGENT_NAMESPACE, NODE_NAME, Layout, State
+from .processes import run_checked
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-AGENT_NAMESPACE = "gpudra-system"
 AGENT_ACCOUNT = "gpudra-agent"
 
 
@@ -34,10 +33,7 @@ USERS = (
 
 
 def write_tokens(layout: Layout) -> None:
-    """Make the service account key and a token for each user."""
-    subprocess.run(
-        ["openssl", "genrsa", "-out", str(layout.pki / "sa.key"), "2048"], check=True, capture_output=True
-    )
+    """Make a token for each user."""
     lines = []
     for user in USERS:
         token = secrets.token_hex(16)
@@ -47,7 +43,7 @@ def write_tokens(layout: Layout) -> None:
 
 
 def write_kubeconfigs(layout: Layout, state: State) -> None:
-    """Write a kubeconfig for each user. They point at the CA file, which the API server makes at its start."""
+    """Write a kubeconfig for each user."""
     for user in USERS:
         write_kubeconfig(layout, state, user.config, layout.token(user.config).read_text())
 
@@ -57,9 +53,7 @@ def write_kubeconfig(layout: Layout, state: State, name: str, token: str) -> Non
     document = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [
-            {"name": "gpudra", "cluster": {"server": state.server, "certificate-authority": str(layout.ca)}}
-        ],
+        "clusters": [{"name": "gpudra", "cluster": {"server": state.server, "certificate-authority": str(layout.ca)}}],
         "users": [{"name": name, "user": {"token": token}}],
         "contexts": [{"name": "gpudra", "context": {"cluster": "gpudra", "user": name}}],
         "current-context": "gpudra",
@@ -82,10 +76,7 @@ def kubectl(layout: Layout, *arguments: str, stdin: str | None = None) -> str:
     """
     binary = Path(layout.load().binaries) / "kubectl"
     command = [str(binary), f"--kubeconfig={layout.kubeconfig()}", f"--cache-dir={layout.root}/kubectl", *arguments]
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
+    return run_checked(command, stdin=stdin)
 
 
 def install_driver_objects(layout: Layout) -> None:

@@ -78,17 +78,32 @@ def programs(version: str = DEFAULT_VERSION) -> tuple[Program, ...]:
     )  # fmt: skip
 
 
+def resolve(version: str) -> str:
+    """The pinned version that ``1.37`` or ``1.37.2`` means.
+
+    Raises:
+        ClusterError: no module here pins such a version.
+    """
+    for pinned in _pinned():
+        if version in (pinned, pinned.rpartition(".")[0]):
+            return pinned
+    raise ClusterError(f"Kubernetes {version} is not pinned in {MODULES}; there is {', '.join(_pinned())}")
+
+
 def kubernetes_module(version: str) -> str:
     """The folder below ``modules`` that pins this version: ``kubernetes`` or ``kubernetes-1.34``."""
+    return _pinned()[resolve(version)]
+
+
+def _pinned() -> dict[str, str]:
+    """Version -> folder below ``modules``, as the go.mod files say."""
     pinned = {}
     for folder in sorted(MODULES.glob("kubernetes*")):
         for line in (folder / "go.mod").read_text().splitlines():
             words = line.removeprefix("require ").split()
             if words[:1] == ["k8s.io/kubernetes"]:
                 pinned[words[1].removeprefix("v")] = folder.name
-    if version not in pinned:
-        raise ClusterError(f"Kubernetes {version} is not pinned in {MODULES}; there is {', '.join(pinned)}")
-    return pinned[version]
+    return pinned
 
 
 def cache_folder(version: str = DEFAULT_VERSION) -> Path:

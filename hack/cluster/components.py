@@ -19,8 +19,6 @@ API_PORT = 6443
 CNI_PLUGINS = "/usr/lib/cni"
 PAUSE_IMAGE = "registry.k8s.io/pause:3.10.2"
 """The name that containerd 2.4 and the kubelet 1.37 agree on; the image itself is made by ``images.py``."""
-CGROUP = "/gpudra-cluster"
-"""Parent of all containers' cgroups: ``down`` removes what is left below it, in every hierarchy."""
 START_ORDER = (
     "etcd",
     "kube-apiserver",
@@ -70,8 +68,12 @@ class Components:
     def _apiserver(self) -> Iterator[str]:
         pki, address = self.layout.pki, self.state.address
         yield from ("--etcd-servers=http://127.0.0.1:2379", f"--secure-port={API_PORT}", "--bind-address=0.0.0.0")
-        # The certificate made in an empty --cert-dir covers the advertised address and the service address.
-        yield from (f"--advertise-address={address}", f"--cert-dir={pki}")
+        yield from (f"--advertise-address={address}", f"--cert-dir={pki}", f"--client-ca-file={self.layout.ca}")
+        yield from (f"--tls-cert-file={pki}/apiserver.crt", f"--tls-private-key-file={pki}/apiserver.key")
+        # Scheduler and controller manager keep asking for this part of the authentication configuration.
+        yield from (f"--requestheader-client-ca-file={self.layout.ca}", "--requestheader-allowed-names=front-proxy")
+        yield from ("--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group")
+        yield "--requestheader-extra-headers-prefix=X-Remote-Extra-"
         yield from (f"--token-auth-file={pki}/tokens.csv", "--authorization-mode=Node,RBAC")
         yield from (f"--service-account-key-file={pki}/sa.key", f"--service-account-signing-key-file={pki}/sa.key")
         yield from ("--service-account-issuer=https://kubernetes.default.svc", "--allow-privileged=true")
@@ -148,7 +150,6 @@ class Components:
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": CGROUP,
             "cgroupsPerQOS": False,
             "containerLogMaxSize": "10Mi",
             "containerRuntimeEndpoint": f"unix://{self.layout.containerd_socket}",

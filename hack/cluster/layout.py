@@ -56,7 +56,9 @@ class Layout:
             raise ClusterError(f"{layout.root} is too long a path: sockets below it would pass {SUN_PATH_LIMIT} bytes")
         for shadowed in SHADOWED:
             if layout.root.is_relative_to(shadowed):
-                raise ClusterError(f"{layout.root} lies below {shadowed}, which the node replaces; choose another folder")
+                raise ClusterError(
+                    f"{layout.root} lies below {shadowed}, which the node replaces; choose another folder"
+                )
         return layout
 
     @property
@@ -111,7 +113,7 @@ class Layout:
 
     @property
     def ca(self) -> Path:
-        return self.pki / "apiserver.crt"
+        return self.pki / "ca.crt"
 
     def kubeconfig(self, user: str = "admin") -> Path:
         return self.config / f"{user}.kubeconfig"
@@ -139,4 +141,6 @@ class Layout:
         except FileNotFoundError:
             raise ClusterError(f"no cluster runs in {self.root}: start one with python -m hack.cluster up") from None
         except (ValueError, TypeError) as error:
-            raise ClusterError(f"{self.state_file} is damaged ({error}): python -m hack.cluster down, then up") from error
+            raise ClusterError(
+                f"{self.state_file} is damaged ({error}): python -m hack.cluster down, then up"
+            ) from error

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import access, binaries, images, node, processes
+from . import access, binaries, images, node, pki, processes
 from .components import API_PORT, START_ORDER, Components
 from .layout import NODE_NAME, ClusterError, Layout, State
 from .processes import Process
@@ -49,7 +49,9 @@ def up(layout: Layout, version: str = binaries.DEFAULT_VERSION, *, owner: int | 
         if is_running(layout):
             state = layout.load()
             if state.version != version:
-                raise ClusterError(f"a cluster of version {state.version} runs in {layout.root}: end it with down first")
+                raise ClusterError(
+                    f"a cluster of version {state.version} runs in {layout.root}: end it with down first"
+                )
             return state
         _remove(layout)
         try:
@@ -69,23 +71,29 @@ def _start(layout: Layout, version: str, folder: Path, owner: int | None, report
     node.connect(init, gateway, address)
     state = State(version=version, binaries=str(folder), address=address, gateway=gateway)
     layout.save(state)
+    pki.create(layout.pki, address)
     access.write_tokens(layout)
     access.write_kubeconfigs(layout, state)
     Components(layout, state).write()
     for name in START_ORDER:
         start_component(layout, name)
         report(f"{time.monotonic() - begin:5.1f} s  {name}")
-    _wait_node_ready(layout)
+    access.kubectl(layout, "wait", "--for=create", f"node/{NODE_NAME}", "--timeout=60s")
     _import_images(layout)
     access.install_driver_objects(layout)
     access.write_agent_kubeconfig(layout, state)
+    access.kubectl(layout, "wait", "--for=condition=Ready", f"node/{NODE_NAME}", "--timeout=60s")
+    # Without it no pod is admitted; its controller starts last.
+    access.kubectl(layout, "wait", "--for=create", "serviceaccount/default", "-n", "default", "--timeout=60s")
     report(f"{time.monotonic() - begin:5.1f} s  node {NODE_NAME} is ready")
     return state
 
 
 def _make_folders(layout: Layout) -> None:
     layout.root.mkdir(mode=0o755, parents=True)
-    (layout.root / _MARKER).write_text("This folder belongs to python -m hack.cluster and is removed by its verb down.\n")
+    (layout.root / _MARKER).write_text(
+        "This folder belongs to python -m hack.cluster and is removed by its verb down.\n"
+    )
     for folder in (layout.logs, layout.pids, layout.pki, layout.config, layout.kubelet, layout.plugins,
                    layout.registry, layout.cdi, layout.containerd_socket.parent):  # fmt: skip
         folder.mkdir(parents=True)
@@ -147,21 +155,16 @@ def _readiness(layout: Layout, state: State, name: str) -> Callable[[], bool]:
 
 
 def _answers(url: str, token: str) -> bool:
+    # The kubelet makes its own certificate; nothing but readiness is asked here.
     context = ssl.create_default_context()
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the certificate is being made while we ask
+    context.verify_mode = ssl.CERT_NONE
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
     try:
         with urllib.request.urlopen(request, timeout=2, context=context) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _wait_node_ready(layout: Layout) -> None:
-    access.kubectl(layout, "wait", "--for=create", f"node/{NODE_NAME}", "--timeout=60s")
-    access.kubectl(layout, "wait", "--for=condition=Ready", f"node/{NODE_NAME}", "--timeout=60s")
-    access.kubectl(layout, "wait", "--for=create", "serviceaccount/default", "-n", "default", "--timeout=60s")
 
 
 def _import_images(layout: Layout) -> None:
@@ -174,7 +177,14 @@ def _import_images(layout: Layout) -> None:
 def import_image(layout: Layout, archive: Path) -> None:
     """Give an OCI archive to containerd, in the namespace that the kubelet looks at."""
     ctr = Path(layout.load().binaries) / "ctr"
-    command = [str(ctr), f"--address={layout.containerd_socket}", "--namespace=k8s.io", "images", "import", str(archive)]
+    command = [
+        str(ctr),
+        f"--address={layout.containerd_socket}",
+        "--namespace=k8s.io",
+        "images",
+        "import",
+        str(archive),
+    ]
     processes.run_checked(command)
 
 
@@ -210,11 +220,14 @@ def _remove(layout: Layout, *, keep_logs: bool = False) -> None:
     init = Process.load(layout.pid_file("init"))
     if init is not None:
         processes.end(init, grace=0)  # the kernel kills every process of the node with it
+    agent = Process.load(layout.pid_file("agent"))
+    if agent is not None:
+        processes.end(agent, grace=5)
     guard = Process.load(layout.pid_file("guard"))
     if guard is not None and guard.pid != os.getpid():
         processes.end(guard, grace=0)
     node.remove_link()
-    node.remove_cgroups()
+    node.remove_cgroups(_container_ids(layout))
     if not layout.root.exists():
         return
     if not (layout.root / _MARKER).exists():
@@ -224,6 +237,13 @@ def _remove(layout: Layout, *, keep_logs: bool = False) -> None:
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(layout.logs, kept)
     shutil.rmtree(layout.root)
+
+
+def _container_ids(layout: Layout) -> list[str]:
+    """The containers and sandboxes that containerd remembers on disk."""
+    return [
+        path.name for path in (layout.containerd_socket.parent / "root").glob("io.containerd.runtime.v2.task/k8s.io/*")
+    ]
 
 
 def _start_guard(layout: Layout, owner: int) -> None:

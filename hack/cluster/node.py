@@ -7,16 +7,17 @@ with them; cgroups are the exception and are removed by name.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from .components import CGROUP
 from .layout import NODE_NAME, ClusterError, Layout
-from .processes import Process, of_pid, spawn, wait_gone
+from .processes import Process, of_pid, run_checked, spawn, wait_gone
 
 LINK = "gpudra0"
 """The machine's end of the veth pair."""
@@ -42,7 +43,7 @@ def enter(init: Process) -> tuple[str, ...]:
 
 def free_subnet() -> tuple[str, str]:
     """(machine's address, node's address) in the first /30 that no route of the machine touches."""
-    routes = json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all"))
+    routes = json.loads(run_checked(["ip", "-json", "-4", "route", "show", "table", "all"]))
     taken = [
         ipaddress.ip_network(route["dst"], strict=False)
         for route in routes
@@ -59,13 +60,13 @@ def free_subnet() -> tuple[str, str]:
 def connect(init: Process, gateway: str, address: str) -> None:
     """Make the veth pair and give both ends their addresses. Pods are routed by the node itself."""
     remove_link()
-    _run("ip", "link", "add", LINK, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid))
-    _run("ip", "address", "add", f"{gateway}/30", "dev", LINK)
-    _run("ip", "link", "set", LINK, "up")
+    run_checked(["ip", "link", "add", LINK, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid)])
+    run_checked(["ip", "address", "add", f"{gateway}/30", "dev", LINK])
+    run_checked(["ip", "link", "set", LINK, "up"])
     inside = ("nsenter", f"--target={init.pid}", "--net", "--")
-    _run(*inside, "ip", "address", "add", f"{address}/30", "dev", "eth0")
-    _run(*inside, "ip", "link", "set", "eth0", "up")
-    _run(*inside, "ip", "route", "add", "default", "via", gateway)
+    run_checked([*inside, "ip", "address", "add", f"{address}/30", "dev", "eth0"])
+    run_checked([*inside, "ip", "link", "set", "eth0", "up"])
+    run_checked([*inside, "ip", "route", "add", "default", "via", gateway])
 
 
 def remove_link() -> None:
@@ -73,17 +74,24 @@ def remove_link() -> None:
     subprocess.run(["ip", "link", "delete", LINK], check=False, capture_output=True)
 
 
-def remove_cgroups() -> None:
+def remove_cgroups(containers: Iterable[str]) -> None:
     """Remove the empty cgroups that the containers of a dead node left, in each hierarchy (v1) or the one (v2).
+
+    containerd puts them below its namespace, which may be somebody else's too: only these containers are touched.
 
     Raises:
         ClusterError: one is still in use.
     """
-    for parent in [*_CGROUP_MOUNT.glob(f"*{CGROUP}"), _CGROUP_MOUNT / CGROUP.strip("/")]:
-        if parent.is_dir():
-            for folder in sorted((p for p in parent.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
-                _remove_cgroup(folder)
-            _remove_cgroup(parent)
+    parents = [*_CGROUP_MOUNT.glob("*/k8s.io"), _CGROUP_MOUNT / "k8s.io"]
+    for parent in filter(Path.is_dir, parents):
+        for container in containers:
+            top = parent / container
+            if top.is_dir():
+                inner = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
+                for folder in [*inner, top]:
+                    _remove_cgroup(folder)
+        with contextlib.suppress(OSError):  # somebody else's containers are in it
+            parent.rmdir()
 
 
 def _remove_cgroup(folder: Path) -> None:
@@ -102,10 +110,3 @@ def _remove_cgroup(folder: Path) -> None:
                 wait_gone(of_pid("a container's process", pid), 1)
         else:
             return
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout

@@ -154,9 +154,10 @@ def send_signal(process: Process, number: signal.Signals) -> bool:
         if not process.alive():
             return False
         signal.pidfd_send_signal(pidfd, number)
-        return True
     except ProcessLookupError:
         return False
+    else:
+        return True
     finally:
         os.close(pidfd)
 
