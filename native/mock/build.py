@@ -1,0 +1,162 @@
+"""Compiles the look-alike, its ``nvidia-smi`` and the stand-ins for the other driver libraries, once per content.
+
+The cache is ``${XDG_CACHE_HOME:-~/.cache}/gpudra/mock/<hash>``; the hash covers the sources, nvml.h, the compiler and
+the functions to leave out. An entry is made in a folder of its own and renamed into place, so two processes that build
+at the same time do no harm and nobody ever sees half an entry. Nothing here is compiled into a wheel.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+CSRC: Final = Path(__file__).parent / "csrc"
+VENDOR: Final = Path(__file__).parent.parent / "csrc" / "vendor"
+CORE: Final = ("stubs", "state", "system", "identity", "device", "link", "topology", "events")
+FLAGS: Final = ("-std=c11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+
+OTHER_LIBRARIES: Final = {
+    "libcuda.so": "libcuda.so.1",
+    "libcudadebugger.so": "libcudadebugger.so.1",
+    "libnvidia-ptxjitcompiler.so": "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-nvvm.so": "libnvidia-nvvm.so.4",
+    "libnvidia-opencl.so": "libnvidia-opencl.so.1",
+    "libnvidia-encode.so": "libnvidia-encode.so.1",
+    "libnvcuvid.so": "libnvcuvid.so.1",
+}
+"""File name before the driver version -> SONAME, as the NVIDIA driver installs them."""
+
+
+class BuildError(RuntimeError):
+    """The mock could not be compiled; the message holds the compiler's own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Where the compiled parts lie in the cache."""
+
+    library: Path
+    smi: Path
+    others: Path
+    """Folder with one file per key of ``OTHER_LIBRARIES``."""
+
+
+def cache_root() -> Path:
+    """Folder of all cached builds."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "gpudra" / "mock"
+
+
+@lru_cache(maxsize=1)
+def compiler() -> str:
+    """The C compiler: ``$CC``, else ``cc``.
+
+    Raises:
+        BuildError: there is none.
+    """
+    name = os.environ.get("CC", "cc")
+    found = shutil.which(name)
+    if found is None:
+        raise BuildError(
+            f"the mock needs a C compiler, and {name} is not in PATH (Debian: apt-get install gcc libc6-dev)"
+        )
+    return found
+
+
+@lru_cache(maxsize=1)
+def _compiler_version() -> str:
+    return _run([compiler(), "--version"])
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def sources() -> list[Path]:
+    """Every file that goes into the build."""
+    return [*sorted(CSRC.glob("*.[ch]")), VENDOR / "nvml.h"]
+
+
+def key(absent: Iterable[str] = ()) -> str:
+    """The cache key of a build that lacks the functions in ``absent``."""
+    digest = hashlib.sha256(_compiler_version().encode())
+    digest.update(" ".join((*FLAGS, *OTHER_LIBRARIES.values())).encode())
+    for path in sources():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update("\n".join(sorted(absent)).encode())
+    return digest.hexdigest()[:20]
+
+
+def build(absent: Iterable[str] = ()) -> Built:
+    """The compiled mock, from the cache or compiled now.
+
+    Args:
+        absent: functions that the library shall truly lack, as an older driver does.
+
+    Raises:
+        BuildError: no compiler, or it failed.
+    """
+    absent = tuple(sorted(set(absent)))
+    entry = cache_root() / key(absent)
+    if not entry.is_dir():
+        _publish(entry, absent)
+    return Built(entry / "libnvidia-ml.so", entry / "nvidia-smi", entry / "others")
+
+
+def _publish(entry: Path, absent: tuple[str, ...]) -> None:
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".building-", dir=entry.parent))
+    try:
+        _compile_all(work, absent)
+        try:
+            work.rename(entry)
+        except OSError:
+            if not entry.is_dir():  # else another process was first, and its entry is as good
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _compile_all(work: Path, absent: tuple[str, ...]) -> None:
+    objects = work / "objects"
+    objects.mkdir()
+    (work / "others").mkdir()
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        jobs = [pool.submit(_compile, name, objects) for name in (*CORE, "smi")]
+        jobs += [pool.submit(_stand_in, work / "others" / file, soname) for file, soname in OTHER_LIBRARIES.items()]
+        for job in jobs:
+            job.result()
+    core = [str(objects / f"{name}.o") for name in CORE]
+    script = objects / "exports.map"
+    script.write_text(version_script(absent), encoding="ascii")
+    shared = ["-shared", "-Wl,-soname,libnvidia-ml.so.1", f"-Wl,--version-script={script}"]
+    _run([compiler(), *shared, "-o", str(work / "libnvidia-ml.so"), *core, "-pthread"])
+    _run([compiler(), "-static", "-s", "-o", str(work / "nvidia-smi"), str(objects / "smi.o"), *core, "-pthread"])
+    shutil.rmtree(objects)
+
+
+def _compile(name: str, into: Path) -> None:
+    _run([compiler(), *FLAGS, f"-I{VENDOR}", "-c", str(CSRC / f"{name}.c"), "-o", str(into / f"{name}.o")])
+
+
+def _stand_in(path: Path, soname: str) -> None:
+    """A loadable library without any function: what a container mounts, not what it could compute with."""
+    _run([compiler(), "-shared", "-nostdlib", "-s", f"-Wl,-soname,{soname}", "-x", "c", "/dev/null", "-o", str(path)])
+
+
+def version_script(absent: Iterable[str]) -> str:
+    """The linker's export list: all of NVML and the marker, but what an older driver lacks (an exact name beats a glob)."""
+    local = "".join(f" {name};" for name in sorted(absent))
+    return f"{{ global: nvml*; gpudra_mock_marker; local:{local} *; }};\n"

@@ -1,0 +1,232 @@
+/* What a GPU has and how it is set: memory, modes, ECC, power, clocks, load. */
+#include "mock.h"
+
+_Static_assert(sizeof(nvmlMemory_t) == 24, "nvmlMemory_t");
+_Static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvmlMemory_v2_t");
+_Static_assert(sizeof(nvmlDeviceAddressingMode_v1_t) == 8, "nvmlDeviceAddressingMode_v1_t");
+
+nvmlReturn_t impl_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    if (memory == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (gpu->memory_total < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    memory->total = (unsigned long long)gpu->memory_total;
+    memory->used = (unsigned long long)(gpu->memory_used + gpu->memory_reserved); /* v1 counts the reserved as used */
+    memory->free = memory->total - memory->used;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    if (memory == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (memory->version != MOCK_VERSION_OF(nvmlMemory_v2_t, 2))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (gpu->memory_total < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    memory->total = (unsigned long long)gpu->memory_total;
+    memory->reserved = (unsigned long long)gpu->memory_reserved;
+    memory->used = (unsigned long long)gpu->memory_used;
+    memory->free = memory->total - memory->used - memory->reserved;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1Memory)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    if (bar1Memory == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (gpu->bar1_total < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    bar1Memory->bar1Total = (unsigned long long)gpu->bar1_total;
+    bar1Memory->bar1Used = (unsigned long long)gpu->bar1_used;
+    bar1Memory->bar1Free = bar1Memory->bar1Total - bar1Memory->bar1Used;
+    return NVML_SUCCESS;
+}
+
+#define NUMBER_GETTER(function, type, field)                                                 \
+    nvmlReturn_t impl_##function(nvmlDevice_t device, type *out)                             \
+    {                                                                                        \
+        MOCK_GIVE(out, mock_gpu(device)->field);                                             \
+    }
+
+NUMBER_GETTER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, compute_mode)
+NUMBER_GETTER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, persistence)
+NUMBER_GETTER(nvmlDeviceGetVirtualizationMode, nvmlGpuVirtualizationMode_t, virtualization)
+NUMBER_GETTER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, pcie_generation)
+NUMBER_GETTER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned int, pcie_generation)
+NUMBER_GETTER(nvmlDeviceGetGpuMaxPcieLinkGeneration, unsigned int, pcie_device_generation)
+NUMBER_GETTER(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, pcie_width)
+NUMBER_GETTER(nvmlDeviceGetCurrPcieLinkWidth, unsigned int, pcie_width)
+NUMBER_GETTER(nvmlDeviceGetNumaNodeId, unsigned int, memory_numa_node)
+NUMBER_GETTER(nvmlDeviceGetPowerUsage, unsigned int, power_usage_mw)
+NUMBER_GETTER(nvmlDeviceGetPowerManagementLimit, unsigned int, power_limit_mw)
+NUMBER_GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned int, power_limit_mw)
+NUMBER_GETTER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, power_default_mw)
+NUMBER_GETTER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, energy_mj)
+NUMBER_GETTER(nvmlDeviceGetPerformanceState, nvmlPstates_t, performance_state)
+NUMBER_GETTER(nvmlDeviceGetFanSpeed, unsigned int, fan_speed)
+NUMBER_GETTER(nvmlDeviceGetNumFans, unsigned int, fans)
+
+nvmlReturn_t impl_nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *minLimit,
+                                                               unsigned int *maxLimit)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    if (minLimit == NULL || maxLimit == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (gpu->power_min_mw < 0 || gpu->power_max_mw < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *minLimit = (unsigned int)gpu->power_min_mw;
+    *maxLimit = (unsigned int)gpu->power_max_mw;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
+{
+    if (mode == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (mode->version != MOCK_VERSION_OF(nvmlDeviceAddressingMode_v1_t, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    MOCK_GIVE(&mode->value, mock_gpu(device)->addressing_mode);
+}
+
+static nvmlReturn_t give_pair(int64_t current, int64_t pending, unsigned int *first, unsigned int *second)
+{
+    if (first == NULL || second == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (current < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *first = (unsigned int)current;
+    *second = (unsigned int)pending;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    return give_pair(gpu->ecc_current, gpu->ecc_pending, (unsigned int *)current, (unsigned int *)pending);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableState_t *defaultMode)
+{
+    MOCK_GIVE(defaultMode, mock_gpu(device)->ecc_current < 0 ? -1 : 1);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *currentMode, unsigned int *pendingMode)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    return give_pair(gpu->mig_current, gpu->mig_pending, currentMode, pendingMode);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
+{
+    MOCK_GIVE(count, mock_gpu(device)->mig_current < 0 ? 0 : 7);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *migDevice)
+{
+    if (migDevice == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (mock_gpu(device)->mig_current < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    return index < 7 ? NVML_ERROR_NOT_FOUND : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensorType, unsigned int *temp)
+{
+    if (sensorType != NVML_TEMPERATURE_GPU)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    MOCK_GIVE(temp, mock_gpu(device)->temperature);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
+{
+    if (temperature == NULL || temperature->sensorType != NVML_TEMPERATURE_GPU)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (temperature->version != MOCK_VERSION_OF(nvmlTemperature_v1_t, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    MOCK_GIVE(&temperature->temperature, mock_gpu(device)->temperature);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperatureThresholds_t thresholdType,
+                                                    unsigned int *temp)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    switch (thresholdType) {
+    case NVML_TEMPERATURE_THRESHOLD_SHUTDOWN:
+        MOCK_GIVE(temp, gpu->temperature_shutdown);
+    case NVML_TEMPERATURE_THRESHOLD_SLOWDOWN:
+        MOCK_GIVE(temp, gpu->temperature_slowdown);
+    default:
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
+}
+
+nvmlReturn_t impl_nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    if (utilization == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (gpu->utilization_gpu < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    utilization->gpu = (unsigned int)gpu->utilization_gpu;
+    utilization->memory = (unsigned int)gpu->utilization_memory;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t give_clock(const int64_t clocks[4], nvmlClockType_t type, unsigned int *clock)
+{
+    if ((unsigned int)type >= NVML_CLOCK_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    MOCK_GIVE(clock, clocks[type]);
+}
+
+_Static_assert(NVML_CLOCK_COUNT == 4, "the node file holds four clocks");
+
+nvmlReturn_t impl_nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
+{
+    return give_clock(mock_gpu(device)->clocks, type, clock);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
+{
+    return give_clock(mock_gpu(device)->max_clocks, type, clock);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *clocksEventReasons)
+{
+    (void)device;
+    MOCK_GIVE(clocksEventReasons, nvmlClocksEventReasonGpuIdle);
+}
+
+/* ECC counters stand at zero where the board has ECC; events and injected errors are for the control handle. */
+nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t errorType,
+                                              nvmlEccCounterType_t counterType, unsigned long long *eccCounts)
+{
+    if ((unsigned int)errorType >= NVML_MEMORY_ERROR_TYPE_COUNT ||
+        (unsigned int)counterType >= NVML_ECC_COUNTER_TYPE_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    MOCK_GIVE(eccCounts, mock_gpu(device)->ecc_current == 1 ? 0 : -1);
+}
+
+/* Nobody computes on a mock: the lists are empty, which NVML says with SUCCESS and a count of zero. */
+#define PROCESS_LIST(function, type)                                                         \
+    nvmlReturn_t impl_##function(nvmlDevice_t device, unsigned int *infoCount, type *infos)  \
+    {                                                                                        \
+        (void)device;                                                                        \
+        (void)infos;                                                                         \
+        MOCK_GIVE(infoCount, 0);                                                             \
+    }
+
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
