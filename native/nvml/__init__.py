@@ -1,5 +1,7 @@
 """NVML: a typed Protocol, its errors, the thread that every call runs in, and two backends that must agree."""
 
 from native.nvml.opening import make_backend, open_library
+from native.nvml.session import NvmlSession, WedgedGpu
+from native.nvml.worker import LoadedLibrary
 
-__all__ = ["make_backend", "open_library"]
+__all__ = ["LoadedLibrary", "NvmlSession", "WedgedGpu", "make_backend", "open_library"]

@@ -1,0 +1,289 @@
+"""The one door of the agent to NVML: snapshots from any thread, with deadlines that are watched from outside.
+
+A call about a GPU that does not come back costs that GPU, not the node: the GPU is reported with
+``codes["handle"] == TIMEOUT`` and left out, the thread is left behind and a new one goes on with the others. The GPU is
+asked again once the call did come back (at once the first time, then after a delay that doubles). So there is never
+more than one thread left behind per GPU, and a bound for all of them.
+
+A call about no GPU that does not come back (nvmlInit on a driver that hangs) cannot be worked around: the thread is
+kept, callers get NvmlTimeoutError, and the next reading goes on where it came back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from native.nvml.errors import NvmlError, NvmlReturn, NvmlTimeoutError
+from native.nvml.opening import make_backend
+from native.nvml.protocol import Nvml
+from native.nvml.types import CallInProgress, NvmlSnapshot
+from native.nvml.values import unreachable_gpu
+from native.nvml.worker import LoadedLibrary, NvmlWorker
+from native.pci import canonical_address
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+DEADLINE = 60.0
+CALL_TIMEOUT = 10.0
+RETRY_AFTER = 30.0
+RETRY_AT_MOST = 600.0
+MAX_STUCK_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WedgedGpu:
+    """A GPU that is left out of snapshots."""
+
+    address: str
+    call: str
+    """The call that did not come back."""
+    since: float
+    """When it was given up (time.monotonic)."""
+    times: int
+    """How often it happened without a good reading in between."""
+    stuck: bool
+    """Whether that call is still under way."""
+    retry_at: float
+    """When it may be asked again (time.monotonic), where it is not stuck."""
+
+
+class _StuckError(Exception):
+    """A call about a GPU is over its time."""
+
+    def __init__(self, call: str, address: str, seconds: float) -> None:
+        super().__init__(call)
+        self.call = call
+        self.address = address
+        self.seconds = seconds
+
+
+class NvmlSession:
+    """See the module. Every method may be called from any thread; none blocks for longer than it was given.
+
+    Args:
+        find: gives the library's path before every reading (``lambda: find_library(root)``); raises
+            LibraryUnavailableError where there is none. A path that never changes may be given as it is.
+        backend: ``auto``, ``cffi`` or ``pynvml``.
+        call_timeout: seconds that a single NVML call about a GPU may take. Opening a GPU that nothing holds open takes
+            seconds; a healthy one answers the rest in microseconds.
+        retry_after: seconds before a GPU that wedged twice is asked again; doubles each time, up to RETRY_AT_MOST.
+        max_stuck_threads: threads that may be left behind at any time.
+        make: gives a backend, not opened, for a path; for tests and for other backends.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Path] | Path | str,
+        backend: str = "auto",
+        *,
+        call_timeout: float = CALL_TIMEOUT,
+        retry_after: float = RETRY_AFTER,
+        max_stuck_threads: int = MAX_STUCK_THREADS,
+        make: Callable[[Path], Nvml] | None = None,
+    ) -> None:
+        self._find = find if callable(find) else (lambda path=Path(find): path)
+        self._make = make or (lambda path: make_backend(path, backend))
+        self._call_timeout = call_timeout
+        self._retry_after = retry_after
+        self._max_stuck = max_stuck_threads
+        self._turn = threading.Lock()
+        self._state = threading.Lock()
+        self._worker: NvmlWorker | None = None
+        self._left_behind: dict[NvmlWorker, str] = {}
+        self._wedged: dict[str, WedgedGpu] = {}
+        self._by_index: tuple[str, ...] = ()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def library(self) -> LoadedLibrary | None:
+        """The library that is open now, if one is."""
+        worker = self._worker
+        return worker.loaded if worker is not None else None
+
+    @property
+    def wedged(self) -> tuple[WedgedGpu, ...]:
+        """The GPUs left out at present, in the order of their addresses."""
+        with self._state:
+            return tuple(entry for _, entry in sorted(self._wedged.items()))
+
+    def progress(self) -> CallInProgress | None:
+        """The NVML call under way."""
+        worker = self._worker
+        return worker.progress() if worker is not None else None
+
+    def snapshot(self, addresses: Sequence[str] | None = None, deadline: float = DEADLINE) -> NvmlSnapshot:
+        """Read the whole node.
+
+        Args:
+            addresses: PCI addresses to look GPUs up by, in the order of the answer; None enumerates by index (a GPU
+                that wedges before it said its address then counts as the node's trouble).
+            deadline: seconds for all of it. A GPU call may take half of that at most, whatever ``call_timeout`` says.
+
+        Raises:
+            LibraryUnavailableError: no library, or no driver behind it; the next call tries again from the start.
+            NvmlTimeoutError: not done in time; names the call under way. GPUs found wedged on the way stay known.
+            NvmlError: another failure of NVML as a whole, or the session is closed.
+            ValueError: one of ``addresses`` is no PCI address.
+        """
+        asked = None if addresses is None else tuple(canonical_address(text) for text in addresses)
+        end = time.monotonic() + deadline
+        if not self._turn.acquire(timeout=deadline):
+            raise self._timed_out(self.progress(), deadline)
+        try:
+            while True:
+                try:
+                    return self._read(asked, end, deadline)
+                except _StuckError as stuck:
+                    self._give_up(stuck)
+        finally:
+            self._turn.release()
+
+    def retry_wedged(self) -> tuple[str, ...]:
+        """Ask wedged GPUs again at the next snapshot, without their delay; after a reset, for instance.
+
+        Returns:
+            The addresses that will be asked. A GPU whose call is still under way is not among them: a second thread
+            would only be lost beside the first.
+        """
+        with self._state:
+            freed = [entry for entry in self._wedged.values() if not entry.stuck]
+            for entry in freed:
+                self._wedged[entry.address] = replace(entry, retry_at=0.0)
+            return tuple(sorted(entry.address for entry in freed))
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Shut NVML down and end the thread. False: a call is still under way, the thread ends when it comes back."""
+        with self._state:
+            worker = self._worker
+            if worker is not None and not self._closed:
+                worker.retire()
+            self._closed = True
+        return worker is None or worker.join(timeout)
+
+    def _read(self, asked: tuple[str, ...] | None, end: float, deadline: float) -> NvmlSnapshot:
+        limit = min(self._call_timeout, deadline / 2)
+        left_out = self._left_out()
+        if asked is None and left_out:
+            asked = self._by_index or self._addresses_by_index(end, deadline, limit)
+        if asked is None:
+            snapshot = self._wait(lambda backend: backend.snapshot(None), end, deadline, limit)
+            self._by_index = tuple(gpu.address for gpu in snapshot.gpus if gpu.address is not None)
+            self._recovered(self._by_index)
+            return snapshot
+        readable = tuple(address for address in asked if address not in left_out)
+        snapshot = self._wait(lambda backend: backend.snapshot(readable), end, deadline, limit)
+        self._recovered(readable)
+        read = iter(snapshot.gpus)
+        gpus = tuple(
+            unreachable_gpu(address, None, NvmlReturn.TIMEOUT) if address in left_out else next(read)
+            for address in asked
+        )
+        return replace(snapshot, gpus=gpus)
+
+    def _addresses_by_index(self, end: float, deadline: float, limit: float) -> tuple[str, ...]:
+        found = self._wait(lambda backend: backend.addresses(), end, deadline, limit)
+        return tuple(address for address in found if address is not None)
+
+    def _wait(self, work: Callable[[Nvml], T], end: float, deadline: float, limit: float) -> T:
+        """Have it done, and watch: a call about a GPU that stays the same for ``limit`` seconds is stuck."""
+        worker, future = self._submit(work)
+        try:
+            return self._watch(worker, future, end, deadline, limit)
+        finally:
+            # No effect on a finished one; where it waits behind an older piece of work, nobody wants it any more.
+            future.cancel()
+
+    def _watch(self, worker: NvmlWorker, future: Future[T], end: float, deadline: float, limit: float) -> T:
+        seen: CallInProgress | None = None
+        since = time.monotonic()
+        while True:
+            step = max(0.0, min(limit / 4, end - time.monotonic()))
+            if wait((future,), timeout=step).done:
+                return future.result()
+            now = time.monotonic()
+            call = worker.progress()
+            if call is None or call != seen:
+                seen, since = call, now
+            elif call.address is not None and now - since >= limit:
+                raise _StuckError(call.call, call.address, now - since)
+            if now >= end:
+                raise self._timed_out(call, deadline)
+
+    def _timed_out(self, call: CallInProgress | None, seconds: float) -> NvmlTimeoutError:
+        if call is None:
+            return NvmlTimeoutError("finding and loading the NVML library", None, seconds)
+        return NvmlTimeoutError(call.call, call.address, seconds)
+
+    def _submit(self, work: Callable[[Nvml], T]) -> tuple[NvmlWorker, Future[T]]:
+        with self._state:
+            if self._closed:
+                raise NvmlError("snapshot of a closed session", NvmlReturn.UNINITIALIZED)
+            if self._worker is None:
+                self._worker = NvmlWorker(self._find, self._make, self._came_back)
+            return self._worker, self._worker.submit(work)
+
+    def _left_out(self) -> frozenset[str]:
+        now = time.monotonic()
+        with self._state:
+            return frozenset(entry.address for entry in self._wedged.values() if entry.stuck or now < entry.retry_at)
+
+    def _recovered(self, addresses: Sequence[str]) -> None:
+        with self._state:
+            recovered = [self._wedged.pop(address) for address in addresses if address in self._wedged]
+        for entry in recovered:
+            logger.info("GPU %s answers again after %s had not come back", entry.address, entry.call)
+
+    def _give_up(self, stuck: _StuckError) -> None:
+        """Leave the thread behind with its GPU, and let the next reading start another."""
+        with self._state:
+            worker = self._worker
+            if worker is None or len(self._left_behind) >= self._max_stuck:
+                logger.error(
+                    "GPU %s: %s does not come back, and %d threads are left behind already: no more are started until "
+                    "one comes back; restart the agent after mending the GPUs",
+                    stuck.address,
+                    stuck.call,
+                    len(self._left_behind),
+                )
+                raise NvmlTimeoutError(stuck.call, stuck.address, stuck.seconds)
+            before = self._wedged.get(stuck.address)
+            times = before.times + 1 if before is not None else 1
+            self._wedged[stuck.address] = WedgedGpu(stuck.address, stuck.call, time.monotonic(), times, True, 0.0)
+            self._left_behind[worker] = stuck.address
+            self._worker = None
+        logger.warning(
+            "GPU %s: %s did not come back within %.1f s; the GPU is left out until it does (dmesg may say why; "
+            "nvidia-smi --gpu-reset or a reboot mends most causes)",
+            stuck.address,
+            stuck.call,
+            stuck.seconds,
+        )
+        worker.retire()
+
+    def _came_back(self, worker: NvmlWorker) -> None:
+        """In the worker's thread, at its end: its GPU may be asked again, at once or after a delay."""
+        with self._state:
+            address = self._left_behind.pop(worker, None)
+            entry = self._wedged.get(address) if address is not None else None
+            if entry is None:
+                return
+            delay = 0.0 if entry.times == 1 else min(self._retry_after * 2 ** (entry.times - 2), RETRY_AT_MOST)
+            self._wedged[entry.address] = replace(entry, stuck=False, retry_at=time.monotonic() + delay)
+        logger.info("GPU %s: %s came back; it is asked again in %.0f s", entry.address, entry.call, delay)
