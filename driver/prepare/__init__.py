@@ -1,0 +1,32 @@
+"""From an allocated claim to prepared devices: reading, configuration, state machine, checkpoint, CDI."""
+
+from __future__ import annotations
+
+from driver.prepare.claims import ClaimRef
+from driver.prepare.devices import DeviceNodeReader, DeviceNodes, NodeStatus, StatReader
+from driver.prepare.edits import CommonEdits, EditsSource, HostEdits
+from driver.prepare.errors import ClaimError, Reason
+from driver.prepare.hostpaths import DriverRoot
+from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
+from driver.prepare.recovery import Recovery
+from driver.prepare.state import PreparedDevice, Preparer
+
+__all__ = [
+    "ClaimError",
+    "ClaimRecord",
+    "ClaimRef",
+    "CommonEdits",
+    "DeviceNodeReader",
+    "DeviceNodes",
+    "DeviceRecord",
+    "DriverRoot",
+    "EditsSource",
+    "HostEdits",
+    "NodeStatus",
+    "Phase",
+    "PreparedDevice",
+    "Preparer",
+    "Reason",
+    "Recovery",
+    "StatReader",
+]

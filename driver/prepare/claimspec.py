@@ -1,0 +1,77 @@
+"""A prepared claim -> its CDI spec; and back: what a spec that lies in the folder says of a forgotten claim.
+
+Variables that containers get: ``NVIDIA_VISIBLE_DEVICES=void`` (so that NVIDIA's older runtime hook adds nothing),
+``GPUDRA_CLAIM_<claim UID>=<namespace>/<name>``, and per device ``GPUDRA_DEVICE_<device name>=<GPU UUID>``, for admin
+access ``GPUDRA_ADMIN_DEVICE_<device name>``. Their names hold the identity, so that several claims in one container do
+not overwrite each other's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from driver.model import Gpu
+from driver.prepare.cdi import CdiDevice, CdiSpec, ContainerEdits
+from driver.prepare.claims import ClaimRef
+from driver.prepare.devices import DeviceNodes
+from driver.prepare.edits import EditsSource
+from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
+from driver.prepare.specfolder import Leftover
+
+VOID = "NVIDIA_VISIBLE_DEVICES=void"
+
+_CLAIM = re.compile(r'"GPUDRA_CLAIM_[A-Z0-9_]+=([a-z0-9-]{1,63})/([a-z0-9.-]{1,253})"')
+_DEVICE = re.compile(
+    r'"GPUDRA_DEVICE_GPU_([0-9A-F]{4,8})_([0-9A-F]{2})_([0-9A-F]{2})_([0-7])=((?:GPU|MIG)-[0-9A-Za-z-]+)"'
+)
+
+
+def build_spec(
+    kind: str,
+    record: ClaimRecord,
+    gpus: Mapping[str, Gpu],
+    nodes: DeviceNodes,
+    edits: EditsSource,
+    driver_version: str | None,
+) -> CdiSpec:
+    """The spec of a claim: one device for each allocation result, with the nodes of its GPU and nothing of others.
+
+    Raises:
+        ClaimError: retryable; a device node or a part of NVIDIA's user-space driver is missing.
+    """
+    own = ContainerEdits(env=(VOID, _claim_variable(record.ref)), device_nodes=nodes.control())
+    return CdiSpec(
+        kind=kind,
+        devices=tuple(_device(device, gpus[device.device], nodes) for device in record.devices),
+        edits=own.merged(edits.common(driver_version).edits),
+    )
+
+
+def _device(record: DeviceRecord, gpu: Gpu, nodes: DeviceNodes) -> CdiDevice:
+    prefix = "GPUDRA_ADMIN_DEVICE" if record.admin_access else "GPUDRA_DEVICE"
+    variable = f"{prefix}_{_env_word(record.device)}={record.uuid}"
+    return CdiDevice(record.cdi_device, ContainerEdits(env=(variable,), device_nodes=nodes.of_gpu(gpu)))
+
+
+def _claim_variable(ref: ClaimRef) -> str:
+    return f"GPUDRA_CLAIM_{_env_word(ref.uid)}={ref.namespace}/{ref.name}"
+
+
+def _env_word(text: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", text.upper())
+
+
+def adopt(leftover: Leftover) -> ClaimRecord:
+    """A record in doubt for a spec file whose claim the checkpoint does not know: its GPUs are withheld."""
+    claim = _CLAIM.search(leftover.text)
+    namespace, name = claim.groups() if claim else ("", "")
+    held: set[str] = set()
+    for domain, bus, device, function, uuid in _DEVICE.findall(leftover.text):
+        held.update((f"{domain}:{bus}:{device}.{function}".lower(), uuid))
+    return ClaimRecord(
+        ref=ClaimRef(namespace, name, leftover.uid),
+        phase=Phase.PREPARED,
+        doubt="the checkpoint was lost; only the CDI file of this claim is known",
+        held=frozenset(held),
+    )

@@ -1,0 +1,107 @@
+"""The checkpoint's form on disk: one JSON object whose checksum covers the bytes of its data as they stand there.
+
+    {"checksum":"sha256:<64 hex digits>","data":{"version":1,"minReader":1,"sequence":7,"bootID":"...","claims":{...}}}
+
+The checksum is over stored bytes, never over an object that was serialised again: a field that one version adds or
+writes in another order cannot make the file look corrupt to another version. ``minReader`` is the oldest version of the
+form that may read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import msgspec
+
+from driver.prepare.claims import is_claim_uid
+from driver.prepare.document import Cursor, DocumentError
+from driver.prepare.records import ClaimRecord, record_from_json, record_to_json
+
+VERSION = 1
+_HEAD = b'{"checksum":"sha256:'
+_MIDDLE = b'","data":'
+_TAIL = b"}\n"
+_DIGEST_LENGTH = 64
+
+
+class DamagedError(Exception):
+    """The bytes are not those that were written."""
+
+
+class TooNewError(Exception):
+    """A later version wrote this, in a form that this version must not touch."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All records, as one value."""
+
+    records: Mapping[str, ClaimRecord] = field(default_factory=dict)
+    boot_id: str | None = None
+    """The boot in which it was written; None: unknown."""
+    sequence: int = 0
+    """Counts the writes."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Fields of later versions."""
+
+
+def encode(state: State) -> bytes:
+    """The file's bytes."""
+    document: dict[str, object] = {"minReader": 1, **state.extra}
+    document.update(
+        version=VERSION,
+        sequence=state.sequence,
+        bootID=state.boot_id,
+        claims={uid: record_to_json(record) for uid, record in state.records.items()},
+    )
+    data = msgspec.json.encode(document)
+    return b"".join((_HEAD, hashlib.sha256(data).hexdigest().encode(), _MIDDLE, data, _TAIL))
+
+
+def decode(raw: bytes) -> State:
+    """Read a file's bytes. A record that cannot be read alone is kept in doubt and spoils no other.
+
+    Raises:
+        DamagedError: not what any version wrote.
+        TooNewError: sound, but not for this version.
+    """
+    data = _checked(raw)
+    try:
+        root = Cursor(msgspec.json.decode(data), "checkpoint")
+        oldest = root.find("minReader")
+        if oldest is not None and oldest.integer() > VERSION:
+            raise TooNewError(
+                f"it was written by a later version of the driver (form {root.get('version').integer()}, readable from "
+                f"form {oldest.integer()} on; this version knows form {VERSION})"
+            )
+        boot_id, sequence = root.find("bootID"), root.find("sequence")
+        records = {uid: record_from_json(uid, item.value) for uid, item in root.get("claims").members()}
+        bad = [uid for uid in records if not is_claim_uid(uid)]
+        if bad:
+            raise DamagedError(f"it has a claim under the key {bad[0][:64]!a}, which is no UID")
+        known = {"version", "sequence", "bootID", "claims"}
+        return State(
+            records=MappingProxyType(records),
+            boot_id=boot_id.text() if boot_id else None,
+            sequence=sequence.integer() if sequence else 0,
+            extra={key: value for key, value in root.as_object().items() if key not in known},
+        )
+    except (msgspec.DecodeError, DocumentError, RecursionError) as error:
+        raise DamagedError(f"its content is not that of a checkpoint: {error}") from error
+
+
+def _checked(raw: bytes) -> bytes:
+    if not raw:
+        raise DamagedError("it is empty")
+    digest_end = len(_HEAD) + _DIGEST_LENGTH
+    data_start = digest_end + len(_MIDDLE)
+    if not raw.startswith(_HEAD) or raw[digest_end:data_start] != _MIDDLE or not raw.endswith(_TAIL):
+        raise DamagedError(f"it is not a checkpoint, or only part of one ({len(raw)} bytes)")
+    data = raw[data_start : -len(_TAIL)]
+    if not hmac.compare_digest(hashlib.sha256(data).hexdigest().encode(), raw[len(_HEAD) : digest_end]):
+        raise DamagedError("its checksum does not match its content")
+    return data

@@ -1,0 +1,64 @@
+"""Why a claim cannot be prepared or undone, in words for the pod's event and in one word for the metrics."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+
+
+class Reason(enum.StrEnum):
+    """One CamelCase word per kind of failure: the label of the error metrics."""
+
+    INVALID_CLAIM = "InvalidClaim"
+    """The claim document is not what the API promises."""
+    INVALID_CONFIG = "InvalidConfig"
+    """The opaque configuration cannot be read, or contradicts itself or the device."""
+    UNSUPPORTED_CONFIG = "UnsupportedConfig"
+    """The configuration is sound and asks for something that this version does not serve."""
+    DEVICE_NOT_FOUND = "DeviceNotFound"
+    DEVICE_NOT_READY = "DeviceNotReady"
+    """The GPU is there, but lost, wedged, without its device node, or not the one that was prepared."""
+    DEVICE_IN_USE = "DeviceInUse"
+    """Another claim holds the same hardware."""
+    DRIVER_NOT_READY = "DriverNotReady"
+    """There is no snapshot of the node yet, or NVIDIA's user-space driver is incomplete."""
+    STATE_UNAVAILABLE = "StateUnavailable"
+    """The checkpoint cannot be read; nothing is handed out until it can."""
+    WRITE_FAILED = "WriteFailed"
+    """The checkpoint or a CDI file could not be written or removed."""
+    BUSY = "Busy"
+    """Another operation holds the claim, the GPU or the state for too long."""
+
+
+class ClaimError(Exception):
+    """One claim cannot be prepared or undone; other claims are not touched.
+
+    Attributes:
+        reason: for metrics.
+        permanent: a retry cannot help until somebody changes the claim, its class or this driver.
+    """
+
+    def __init__(self, message: str, reason: Reason, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.permanent = permanent
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free space on that file system",
+    errno.EDQUOT: "raise the quota of that file system",
+    errno.EROFS: "mount that file system writable",
+    errno.EACCES: "give the agent write access to that folder",
+    errno.EPERM: "give the agent write access to that folder",
+    errno.EIO: "check the disk (see the kernel log)",
+    errno.ENOENT: "check that the folder is mounted into the agent",
+    errno.ENOTDIR: "something that is not a folder stands in its path: remove it",
+}
+
+
+def storage_error(action: str, path: str | os.PathLike[str], error: OSError) -> ClaimError:
+    """The retryable error for a file operation that failed; it names the path, the cause and the remedy."""
+    cause = error.strerror or str(error)
+    remedy = _REMEDIES.get(error.errno or 0, "see the agent's log")
+    return ClaimError(f"cannot {action} {os.fspath(path)}: {cause}; {remedy}", Reason.WRITE_FAILED)

@@ -1,0 +1,126 @@
+"""Files that are whole or not there: written beside their place, synced, renamed; modes that no umask changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+_READ_CHUNK = 1 << 20
+
+
+def make_folder(path: Path, mode: int) -> None:
+    """Make a folder and its parents. An existing one keeps its mode; a new last one gets ``mode`` whatever the umask.
+
+    Raises:
+        OSError: it cannot be made, or something else stands there.
+    """
+    if path.is_dir():
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(mode)
+
+
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """Write a file from scratch and sync it. What stood at ``path`` is replaced, and not followed if it is a link.
+
+    On failure nothing is left at ``path``.
+
+    Raises:
+        OSError: of the step that failed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(descriptor, mode)
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``; a short write goes on where it stopped."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def replace(temporary: Path, final: Path) -> None:
+    """Rename over ``final`` and make the rename durable. ``temporary`` is removed where the rename fails.
+
+    Raises:
+        OSError: of the rename or of the sync of the folder.
+    """
+    try:
+        temporary.rename(final)
+    except OSError:
+        with contextlib.suppress(OSError):  # the rename's error is the one to report
+            temporary.unlink()
+        raise
+    sync_folder(final.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the entries of a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> bool:
+    """Remove a file and make that durable; False where there was none.
+
+    Raises:
+        OSError: it is there and cannot be removed.
+    """
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    sync_folder(path.parent)
+    return True
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file that is not a link.
+
+    Raises:
+        NotAFileError: a folder, a link, a pipe or the like stands there.
+        TooLargeError: more than ``max_bytes``.
+        OSError: it cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        if path.is_symlink():
+            raise NotAFileError(f"{path} is a symbolic link") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFileError(f"{path} is not a regular file")
+        if status.st_size > max_bytes:
+            raise TooLargeError(f"{path} is {status.st_size} bytes long, at most {max_bytes} are expected")
+        chunks = []
+        while chunk := os.read(descriptor, _READ_CHUNK):
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(descriptor)
+
+
+class NotAFileError(Exception):
+    """Something other than a regular file stands at the path."""
+
+
+class TooLargeError(Exception):
+    """The file is larger than anything that this program writes."""

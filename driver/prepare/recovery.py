@@ -1,0 +1,116 @@
+"""After a crash, a reboot or a change of the driver: every record is finished, undone, or made right again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from driver.model import NodeInventory, Problem
+from driver.prepare.errors import ClaimError, storage_error
+from driver.prepare.records import ClaimRecord, Phase
+from driver.prepare.resolve import ReplacedError
+from driver.prepare.session import Session
+from driver.prepare.specfolder import SpecFolder
+from driver.prepare.steps import Plan, Work, spec_digest
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What ``recover`` did and could not do. The lists hold claim UIDs."""
+
+    undone: list[str] = field(default_factory=list)
+    """Unfinished work that was taken back (or finished taking back)."""
+    remade: list[str] = field(default_factory=list)
+    """Prepared claims whose CDI file was gone or stale and is right again."""
+    waiting: list[str] = field(default_factory=list)
+    """Claims that could not be verified yet; call again when the inventory changes."""
+    orphans: list[str] = field(default_factory=list)
+    """CDI files of claims that nobody knows, removed."""
+    problems: list[Problem] = field(default_factory=list)
+
+
+def recover(
+    session: Session,
+    specs: SpecFolder,
+    plan: Plan,
+    remake: Callable[[ClaimRecord, NodeInventory], Work],
+    inventory: NodeInventory | None,
+) -> Recovery:
+    """Go through all records. Never raises for one of them."""
+    report = Recovery()
+    try:
+        with session.open() as deadline:
+            for uid in list(session.records):
+                with session.claims((uid,), deadline) as free:
+                    record = session.records.get(uid)  # read again: it may have changed before the lock was ours
+                    if record is None or uid not in free:
+                        continue
+                    with session.gpus((record,), deadline):
+                        _recover_claim(_Context(session, specs, plan, remake, inventory, report), record)
+            _sweep_folder(session, specs, deadline, report)
+    except ClaimError as error:
+        report.problems.append(Problem("node", str(error)))
+    report.problems[:0] = session.take_problems()
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    session: Session
+    specs: SpecFolder
+    plan: Plan
+    remake: Callable[[ClaimRecord, NodeInventory], Work]
+    inventory: NodeInventory | None
+    report: Recovery
+
+
+def _recover_claim(context: _Context, record: ClaimRecord) -> None:
+    try:
+        if record.phase is not Phase.PREPARED:
+            context.plan.undo(record)
+            context.session.commit({record.ref.uid: None}, frees=True)
+            context.report.undone.append(record.ref.uid)
+        elif record.devices:
+            _verify(context, record)
+    except ClaimError as error:
+        context.report.problems.append(Problem(f"claim {record.ref}", str(error)))
+        if record.phase is Phase.PREPARED:
+            context.report.waiting.append(record.ref.uid)
+
+
+def _verify(context: _Context, record: ClaimRecord) -> None:
+    """Make a prepared claim's file what it should be now, or take the file away where it would give other hardware."""
+    uid = record.ref.uid
+    rebooted = record.boot_id is None or record.boot_id != context.session.boot_id
+    current = context.specs.current_digest(uid)
+    if record.doubt is not None and (rebooted or current is None or current != record.spec_digest):
+        return  # nothing shows that it is still prepared: withheld, not made again
+    if context.inventory is None:
+        if rebooted or current != record.spec_digest:
+            context.report.waiting.append(uid)
+        return
+    try:
+        work = context.remake(record, context.inventory)
+        wanted = spec_digest(work.spec)
+    except ClaimError as error:
+        if rebooted or isinstance(error, ReplacedError):
+            context.plan.undo(record)  # a container that starts now must fail rather than get the wrong GPU
+        raise
+    if current != wanted:
+        context.plan.do(work)
+        context.report.remade.append(uid)
+    fresh = replace(record, boot_id=context.session.boot_id, spec_digest=wanted, doubt=None)
+    if fresh != record:
+        context.session.commit({uid: fresh})
+
+
+def _sweep_folder(session: Session, specs: SpecFolder, deadline: float, report: Recovery) -> None:
+    """Remove files of our own that belong to no record."""
+    try:
+        strangers = [item.uid for item in specs.leftovers() if item.uid not in session.records]
+        with session.claims(strangers, deadline) as free:
+            for uid in sorted(free):
+                if uid not in session.records and specs.remove(uid):
+                    report.orphans.append(uid)
+    except OSError as error:
+        report.problems.append(Problem(str(specs.folder), str(storage_error("clean up", specs.folder, error))))

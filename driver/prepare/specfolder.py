@@ -1,0 +1,144 @@
+"""The CDI folder: one file per claim, under our own prefix, whole or not there, readable for every runtime.
+
+Only files with the prefix are ever touched. The folder is shared with other drivers and usually a tmpfs: after a reboot
+it is empty, and the files are made again from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver.prepare import files
+from driver.prepare.cdi import CdiSpec, check_vendor
+from driver.prepare.claims import is_claim_uid
+
+CLASS = "claim"
+_MAX_BYTES = 8 * 1024 * 1024
+_DEVICE_NAME_LIMIT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a claim's file tells of the claim; used where the checkpoint cannot."""
+
+    uid: str
+    text: str
+    """The file's content; empty where it could not be read."""
+
+
+class SpecFolder:
+    """The files of one driver in one CDI folder."""
+
+    def __init__(self, folder: Path, driver_name: str) -> None:
+        """Look at nothing yet.
+
+        Raises:
+            CdiError: the driver's name cannot be a CDI vendor.
+        """
+        check_vendor(driver_name)
+        self.folder = folder
+        self.kind = f"{driver_name}/{CLASS}"
+        self._prefix = f"{driver_name}-{CLASS}_"
+        self._ours = re.compile(rf"\A{re.escape(self._prefix)}([A-Za-z0-9-]+)\.json\Z")
+        self._temporary = re.compile(rf"\A\.{re.escape(self._prefix)}[A-Za-z0-9-]+\.json\.tmp\Z")
+
+    def path(self, uid: str) -> Path:
+        """Where a claim's file is."""
+        if not is_claim_uid(uid):
+            raise ValueError(f"{uid[:64]!r} is no claim UID")
+        return self.folder / f"{self._prefix}{uid}.json"
+
+    def device_id(self, device: str) -> str:
+        """The fully qualified name of a device: what the kubelet passes to the runtime."""
+        return f"{self.kind}={device}"
+
+    def write(self, uid: str, spec: CdiSpec) -> str:
+        """Write a claim's file (0644, in a folder made 0755, whatever the umask). Returns its digest.
+
+        Raises:
+            CdiError: the spec is not legal; nothing was written.
+            OSError: it could not be written; an older file stands as it was.
+        """
+        data = encode(spec)
+        final = self.path(uid)
+        temporary = final.with_name(f".{final.name}.tmp")
+        files.make_folder(self.folder, 0o755)
+        files.write_new(temporary, data, 0o644)
+        files.replace(temporary, final)
+        return digest(data)
+
+    def remove(self, uid: str) -> bool:
+        """Remove a claim's file and what an interrupted write left of it. False: there was none.
+
+        Raises:
+            OSError: it is there and cannot be removed.
+        """
+        final = self.path(uid)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            final.with_name(f".{final.name}.tmp").unlink()
+        return files.remove(final)
+
+    def current_digest(self, uid: str) -> str | None:
+        """The digest of the file that is there; None where there is none that could serve."""
+        try:
+            return digest(files.read_regular(self.path(uid), _MAX_BYTES))
+        except (OSError, files.NotAFileError, files.TooLargeError):
+            return None
+
+    def leftovers(self) -> list[Leftover]:
+        """The claims that have a file here, in the order of their UIDs. An absent folder has none."""
+        try:
+            names = sorted(entry.name for entry in self.folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found = []
+        for name in names:
+            match = self._ours.match(name)
+            if match is None or not is_claim_uid(match[1]):
+                continue
+            try:
+                text = files.read_regular(self.folder / name, _MAX_BYTES).decode("utf-8", "replace")
+            except (OSError, files.NotAFileError, files.TooLargeError):
+                text = ""
+            found.append(Leftover(match[1], text))
+        return found
+
+    def remove_temporaries(self) -> None:
+        """Remove what interrupted writes left. Files of others are not touched."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for entry in list(self.folder.iterdir()):
+                if self._temporary.match(entry.name):
+                    entry.unlink(missing_ok=True)
+
+
+def device_name(uid: str, request: str, device: str, share_id: str | None) -> str:
+    """A CDI device name that no other result of any claim has; legal, and at most 128 bytes long.
+
+    ``_`` and ``.`` stand in no request, device or share, so different results never spell the same name; where the
+    spelled-out name is too long, a digest of it takes its place.
+    """
+    parts = [uid, request.replace("/", "."), device, *([share_id] if share_id else [])]
+    name = "_".join(parts)
+    if len(name) <= _DEVICE_NAME_LIMIT:
+        return name
+    return f"{uid}_{hashlib.sha256(name.encode()).hexdigest()[:40]}"
+
+
+def encode(spec: CdiSpec) -> bytes:
+    """The bytes of a spec's file: the same spec always gives the same bytes.
+
+    Raises:
+        CdiError: the spec is not legal.
+    """
+    spec.check()
+    return (json.dumps(spec.to_json(), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
