@@ -144,9 +144,8 @@ def test_no_slice_holds_more_devices_than_a_first_taint_allows(
     gpu: Make, node: Node, count: int, sizes: list[int]
 ) -> None:
     gpus = [gpu(0, address=PciAddress(0, n, 0, 0)) for n in range(count)]
-    pool = build(
-        node(*gpus), taints={gpus[0].name: [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}]}
-    )
+    taint = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
+    pool = build(node(*gpus), taints={gpus[0].name: [taint]})
 
     assert [len(devices) for devices in pool.slices] == sizes
     assert [device["name"] for device in pool.devices] == [one.name for one in gpus]
