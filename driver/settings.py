@@ -60,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Folder of the device nodes; empty: ``dev`` below the driver root."""
     host_dev_root: str = ""
     """Where ``dev_root`` is on the host; empty: the same path."""
+    plain_device_nodes: bool = False
+    """Accept plain files as device nodes: for a mock node made without the right to make device nodes."""
     nvml_library: str = ""
     """The libnvidia-ml.so.1 to load; empty: searched below the driver root."""
     nvml_backend: str = "auto"
@@ -94,6 +96,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name)
             if not value.startswith("/"):
                 raise SettingsError(f"{_camel(name)} {value!r} is not an absolute path")
+
+        for name in ("dev_root", "host_dev_root"):
+            value = getattr(self, name)
+            if value and not (value.startswith("/") and value.rstrip("/").endswith("/dev")):
+                raise SettingsError(f"{_camel(name)} {value!r} is not an absolute path that ends in /dev")
 
     @property
     def state_dir(self) -> Path:

@@ -1,0 +1,289 @@
+"""The agent of a node: where the rooms are wired together.
+
+The order at start is the point of this module. What was under way is finished or undone from the record, then the
+plugin registers with the kubelet and serves; only then NVML is touched, in a thread of its own. Nothing is published
+before the first whole reading of the node, and what an earlier instance published stays until then. At the end only
+what is this instance's own is removed: its sockets.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from driver.bridge import AgentObserver, ClaimHandler, count_prepared, resources
+from driver.discovery import Discovery, View
+from driver.metrics import Deferred, Metrics
+from driver.model import DriverFiles, GpuState, NodeInventory
+from driver.prepare import DeviceNodes, DriverRoot, HostEdits, Preparer, StatReader
+from driver.publish import build_pool, pool_name
+from driver.settings import Settings
+from kubeletplugin import api
+from kubeletplugin.client import KubeClient
+from kubeletplugin.plugin import Plugin
+from kubeletplugin.sockets import SocketError
+
+if TYPE_CHECKING:
+    from kubeletplugin.healthserver import HealthServer
+    from native.uevents import UeventWatcher
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 20.0
+DRIVER_TAINT = "gpu.nvidia.com/driver-unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is started after the registration, to be ended in reverse."""
+
+    health: HealthServer | None
+    uevents: UeventWatcher
+
+
+class Agent:
+    """One instance of the daemon. ``run`` may be called once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._metrics = Deferred()
+        self._pool_name = pool_name(settings.node_name, settings.driver_name)
+        self._client = connect(settings)
+        self._observer = AgentObserver(self._metrics)
+        self._discovery = Discovery(
+            self._read,
+            self._changed,
+            rescan_seconds=settings.rescan_seconds,
+            retry_seconds=settings.driver_retry_seconds,
+            measured=self._measured,
+        )
+        self._preparer = self._make_preparer()
+        self._plugin = Plugin(
+            settings.driver_name,
+            settings.node_name,
+            ClaimHandler(self._preparer, self._metrics),
+            client=self._client,
+            plugins_dir=Path(settings.plugins_dir),
+            registry_dir=Path(settings.registry_dir),
+            instance_uid=settings.instance_uid or None,
+            observer=self._observer,
+        )
+        self._close_reader = _nothing
+        self._published: tuple[tuple[tuple[api.JSON, ...], ...], bool] | None = None
+
+    def run(self, stop: threading.Event) -> int:
+        """Serve until ``stop`` is set.
+
+        Returns:
+            The exit code: 0, or 1 where the agent cannot serve (the log says why).
+        """
+        # A thread that computes must not keep a gRPC worker from the interpreter for the default 5 ms.
+        sys.setswitchinterval(0.001)
+        if not self._alone(stop):
+            return 0
+        self._recover()
+        try:
+            self._plugin.start()
+        except SocketError:
+            log.exception("the plugin cannot be served")
+            return 1
+        self._discovery.start()
+        parts = self._start_parts()
+        if parts is None:
+            self._plugin.stop(0)
+            return 1
+        gc.collect()
+        gc.freeze()
+        stop.wait()
+        self._shut_down(parts)
+        return 0
+
+    def _alone(self, stop: threading.Event) -> bool:
+        """Wait until no other driver registers under our name; False when stopped meanwhile."""
+        from kubeletplugin.neighbours import find_foreign
+
+        settings = self._settings
+        said = ""
+        while (foreign := find_foreign(Path(settings.registry_dir), settings.driver_name)) is not None:
+            if str(foreign) != said:
+                said = str(foreign)
+                log.error(
+                    "%s; two drivers would hand out the same GPUs, so this agent waits until it is gone: remove the "
+                    "other driver from this node, or give this one another name with --driver-name",
+                    foreign,
+                )
+            if stop.wait(settings.driver_retry_seconds):
+                return False
+        return True
+
+    def _start_parts(self) -> _Parts | None:
+        """Everything that can wait until the kubelet knows of us."""
+        from kubeletplugin.events import EventRecorder
+        from kubeletplugin.healthserver import HealthServer
+        from native.uevents import UeventWatcher
+
+        settings = self._settings
+        metrics = Metrics()
+        self._metrics.attach(metrics)
+        metrics.set("gpudra_build_info", 1, version=metadata.version("gpudra"))
+        node: api.JSON = {"apiVersion": "v1", "kind": "Node", "name": settings.node_name, "uid": settings.node_name}
+        events = EventRecorder(self._client, component="gpudra-agent", host=settings.node_name)
+        self._observer.attach(events, node)
+        health = None
+        try:
+            if settings.metrics_port >= 0:
+                port = metrics.serve(settings.metrics_port, settings.metrics_address)
+                log.info("metrics are served", extra={"port": port})
+            if settings.health_port >= 0:
+                checks = {"liveness": self._plugin.liveness, "readiness": self._readiness}
+                health = HealthServer(f"{settings.metrics_address}:{settings.health_port}", checks)
+                log.info("health is served", extra={"port": health.start()})
+        except (OSError, SocketError) as err:
+            log.error("a port cannot be served: %s; choose another one or -1 for none", err)  # noqa: TRY400
+            return None
+        uevents = UeventWatcher(self._discovery.request)
+        uevents.start()
+        return _Parts(health, uevents)
+
+    def _shut_down(self, parts: _Parts) -> None:
+        log.info("ending: calls in hand are finished, published slices stay")
+        parts.uevents.stop()
+        self._discovery.stop(1.0)
+        self._plugin.stop(SHUTDOWN_SECONDS)
+        if parts.health is not None:
+            parts.health.stop()
+        self._observer.close()
+        self._close_reader()
+        log.info("ended")
+
+    def _readiness(self) -> str | None:
+        if (problem := self._plugin.readiness()) is not None:
+            return problem
+        if (problem := self._observer.publish_problem) is not None:
+            return problem
+        view = self._discovery.view
+        return view.unavailable if view.inventory is None else None
+
+    # the node
+
+    def _read(self) -> NodeInventory:
+        if self._close_reader is _nothing:
+            # Imported here: this thread may wait for NVML, the registration may not.
+            from driver.node import NodePaths, NodeReader
+
+            settings = self._settings
+            paths = NodePaths(
+                Path(settings.driver_root),
+                Path(settings.sys_root),
+                Path(settings.proc_root),
+                Path(settings.nvml_library) if settings.nvml_library else None,
+            )
+            self._reader = NodeReader(paths, backend=settings.nvml_backend, deadline=settings.nvml_deadline_seconds)
+            self._close_reader = self._reader.close
+        return self._reader.read()
+
+    def _measured(self, seconds: float, failure: str | None) -> None:
+        def tell(metrics: Metrics) -> None:
+            metrics.observe("gpudra_snapshot_duration_seconds", seconds)
+            metrics.set("gpudra_driver_available", 0 if failure else 1)
+            if failure:
+                metrics.add("gpudra_snapshot_failures_total", reason=failure)
+
+        self._metrics.tell(tell)
+
+    def _changed(self, view: View) -> None:
+        """The node is another: make prepared claims right for it, then publish it."""
+        inventory = view.inventory
+        if inventory is None:
+            return
+        if inventory.mock:
+            log.warning("this node is a MOCK: its GPUs do not exist")
+        if view.unavailable is None:
+            self._recover()
+        states = [gpu.state for gpu in inventory.gpus]
+
+        def tell(metrics: Metrics) -> None:
+            for state in GpuState:
+                metrics.set("gpudra_gpus", states.count(state), state=state.value)
+
+        self._metrics.tell(tell)
+        self._publish(inventory, driver_gone=view.unavailable is not None)
+
+    def _publish(self, inventory: NodeInventory, *, driver_gone: bool) -> None:
+        taint: api.JSON = {"key": DRIVER_TAINT, "effect": "NoSchedule"}
+        taints = {gpu.name: [taint] for gpu in inventory.gpus} if driver_gone else {}
+        settings = self._settings
+        pool = build_pool(inventory, node_name=settings.node_name, driver_name=settings.driver_name, taints=taints)
+        for withheld in pool.withheld:
+            log.warning("not published: %s: %s", withheld.device, withheld.reason)
+        if self._published == (pool.slices, driver_gone):
+            return
+        self._published = (pool.slices, driver_gone)
+        self._plugin.publish(resources(pool))
+
+    # claims
+
+    def _make_preparer(self) -> Preparer:
+        settings = self._settings
+        root = Path(settings.driver_root)
+        return Preparer(
+            settings.driver_name,
+            self._pool_name,
+            settings.state_dir,
+            Path(settings.cdi_dir),
+            self._discovery.inventory,
+            edits=HostEdits(
+                DriverRoot(root, PurePosixPath(settings.host_driver_path)),
+                lambda version: driver_files(root, version),
+                spec_path=Path(settings.cdi_base_spec) if settings.cdi_base_spec else None,
+                hook_path=settings.cdi_hook,
+            ),
+            nodes=DeviceNodes(
+                StatReader(settings.dev_path.parent),
+                str(settings.host_dev_path.parent),
+                require_devices=not settings.plain_device_nodes,
+            ),
+        )
+
+    def _recover(self) -> None:
+        report = self._preparer.recover()
+        for problem in report.problems:
+            log.warning("%s: %s", problem.subject, problem.message)
+        for done, text in (
+            (report.undone, "undid what was under way"),
+            (report.remade, "made CDI specifications again"),
+            (report.orphans, "removed CDI specifications of claims that nobody knows"),
+        ):
+            if done:
+                log.info(text, extra={"claims": done})
+        count_prepared(self._preparer, self._metrics)
+
+
+def _nothing() -> None:
+    """No reader is open."""
+
+
+def connect(settings: Settings) -> KubeClient:
+    """The API server that the settings name.
+
+    Raises:
+        ValueError: the kubeconfig or the pod's service account cannot be used; the message says why.
+    """
+    if settings.api_server:
+        return KubeClient(settings.api_server)
+    if settings.kubeconfig:
+        return KubeClient.from_kubeconfig(Path(settings.kubeconfig))
+    return KubeClient.from_pod()
+
+
+def driver_files(root: Path, version: str) -> DriverFiles:
+    """The driver's libraries and programs below a root."""
+    from native.driverroot import driver_binaries, driver_libraries
+
+    return DriverFiles(driver_libraries(root, version), driver_binaries(root))

@@ -1,0 +1,160 @@
+"""Between the plugin library and the driver: claims go one way, devices the other, news to metrics and Events."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from driver.metrics import Deferred, Metrics
+from driver.prepare import ClaimError, ClaimRef, Preparer
+from driver.publish import PoolDocument
+from kubeletplugin import api
+
+if TYPE_CHECKING:
+    from kubeletplugin.events import EventRecorder
+
+log = logging.getLogger(__name__)
+
+
+def resources(pool: PoolDocument) -> api.DriverResources:
+    """What the publisher takes, from what the driver makes."""
+    return api.DriverResources({pool.name: api.Pool(tuple(api.Slice(devices=devices) for devices in pool.slices))})
+
+
+def count_prepared(preparer: Preparer, metrics: Deferred) -> None:
+    """Tell the metrics what is prepared."""
+    records = preparer.prepared()
+    devices = sum(len(record.devices) for record in records)
+
+    def tell(to: Metrics) -> None:
+        to.set("gpudra_prepared_claims", len(records))
+        to.set("gpudra_prepared_devices", devices, type="gpu")
+
+    metrics.tell(tell)
+
+
+class ClaimHandler:
+    """The plugin library's ``Handler`` over the driver's ``Preparer``."""
+
+    def __init__(self, preparer: Preparer, metrics: Deferred) -> None:
+        self._preparer = preparer
+        self._metrics = metrics
+
+    def prepare(self, claims: Sequence[api.Claim]) -> Mapping[str, api.PrepareResult]:
+        """Make the devices of each claim ready."""
+        answers = self._preparer.prepare({claim.ref.uid: claim.document for claim in claims})
+        results: dict[str, api.PrepareResult] = {}
+        for claim in claims:
+            answer = answers[claim.ref.uid]
+            if isinstance(answer, ClaimError):
+                log.warning("cannot prepare claim %s: %s", claim.ref, answer)
+                results[claim.ref.uid] = _error(answer)
+                continue
+            log.info("prepared claim %s", claim.ref, extra={"devices": [device.device for device in answer]})
+            results[claim.ref.uid] = [
+                api.PreparedDevice(d.requests, d.pool, d.device, d.cdi_device_ids, d.share_id) for d in answer
+            ]
+        count_prepared(self._preparer, self._metrics)
+        return results
+
+    def unprepare(self, claims: Sequence[api.ClaimRef]) -> Mapping[str, api.PrepareError | None]:
+        """Undo claims."""
+        answers = self._preparer.unprepare([ClaimRef(ref.namespace, ref.name, ref.uid) for ref in claims])
+        for ref in claims:
+            answer = answers[ref.uid]
+            if answer is None:
+                log.info("unprepared claim %s", ref)
+            else:
+                log.warning("cannot unprepare claim %s: %s", ref, answer)
+        count_prepared(self._preparer, self._metrics)
+        return {uid: None if answer is None else _error(answer) for uid, answer in answers.items()}
+
+
+def _error(error: ClaimError) -> api.PrepareError:
+    return api.PrepareError(str(error), reason=error.reason, permanent=error.permanent)
+
+
+class AgentObserver(api.NullObserver):
+    """Takes what the plugin library tells to metrics, the log and Events on the Node."""
+
+    def __init__(self, metrics: Deferred) -> None:
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._events: EventRecorder | None = None
+        self._node: api.JSON = {}
+        self._refused: dict[str, str] = {}
+
+    def attach(self, events: EventRecorder, node: api.JSON) -> None:
+        """From now on events can be written.
+
+        Args:
+            events: writes them.
+            node: reference to the Node that they are about.
+        """
+        with self._lock:
+            self._events = events
+            self._node = node
+            refused = dict(self._refused)
+        for message in refused.values():
+            self._record("Warning", "ResourceSliceRefused", message)
+
+    def close(self) -> None:
+        """Stop writing events."""
+        if self._events is not None:
+            self._events.stop()
+
+    @property
+    def publish_problem(self) -> str | None:
+        """Why the pools are not as they should be; None while they are."""
+        with self._lock:
+            return next(iter(self._refused.values()), None)
+
+    def rpc(self, operation: str, *, seconds: float, queued_seconds: float, outcome: str) -> None:
+        """Count it."""
+        self._metrics.tell(lambda m: m.rpc(operation, seconds=seconds, queued_seconds=queued_seconds, outcome=outcome))
+
+    def registered(self, *, ok: bool, error: str) -> None:
+        """Say it and count it."""
+        if ok:
+            log.info("the kubelet has registered the plugin")
+        else:
+            log.error("the kubelet refused the plugin: %s", error)
+        self._metrics.tell(lambda m: m.registered(ok=ok, error=error))
+
+    def published(self, pool: str, *, slices: int, writes: int) -> None:
+        """Say and count writes; a pool that was refused before is well again."""
+        with self._lock:
+            self._refused.pop(pool, None)
+        if writes:
+            log.info("published", extra={"pool": pool, "slices": slices, "writes": writes})
+        self._metrics.tell(lambda m: m.published(pool, slices=slices, writes=writes))
+
+    def publish_failed(self, failure: api.PublishFailure) -> None:
+        """Count it; a refusal (not a mere absence of the server) becomes an Event and makes the agent not ready."""
+        log.warning("pool %s is not published: %s", failure.pool, failure.message)
+        self._metrics.tell(lambda m: m.publish_failed(failure))
+        if failure.retryable:
+            return
+        message = f"pool {failure.pool} is refused by the API server: {failure.message}"
+        with self._lock:
+            news = self._refused.get(failure.pool) != message
+            self._refused[failure.pool] = message
+        if news:
+            self._record("Warning", "ResourceSliceRefused", message)
+
+    def dropped(self, dropped: api.DroppedFields) -> None:
+        """Name the feature gate that would keep the fields."""
+        gates = ", ".join(dropped.feature_gates) or "an unknown feature gate"
+        fields = ", ".join(dropped.fields)
+        message = f"pool {dropped.pool}: the API server dropped {fields}; it keeps them with {gates} enabled"
+        log.warning("%s", message)
+        self._metrics.tell(lambda m: m.dropped(dropped))
+        self._record("Warning", "ResourceSliceFieldsDropped", message)
+
+    def _record(self, kind: str, reason: str, message: str) -> None:
+        with self._lock:
+            events, node = self._events, self._node
+        if events is not None:
+            events.record(node, kind, reason, message)

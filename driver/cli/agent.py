@@ -1,0 +1,177 @@
+"""``gpudra agent``: the daemon of a node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from driver import settings as settings_module
+from driver.settings import FIELDS, Settings, SettingsError, flag
+
+if TYPE_CHECKING:
+    from native.mock import MockNode
+
+_DESCRIPTION = """\
+The agent of a GPU node. It registers with the kubelet as the DRA driver's plugin, publishes the node's GPUs as
+ResourceSlices, and prepares the devices of allocated claims as CDI specifications.
+
+It starts without a GPU driver and without an API server: it registers, undoes and finishes what was under way,
+serves Unprepare, and publishes once the first whole reading of the node is there. On SIGTERM it finishes the calls
+in hand, removes its own sockets and leaves the published slices to its successor.
+
+Every flag can be an environment variable (GPUDRA_NODE_NAME for --node-name) or a field of the JSON file named by
+--config (nodeName); a flag wins over a variable, a variable over the file.
+"""
+
+_EXAMPLES = """\
+examples:
+  in a DaemonSet      gpudra agent --driver-root /driver-root --host-driver-root /
+  beside a cluster    gpudra agent --node-name node-a --kubeconfig ~/.kube/config --mock-profile dgx-h100
+"""
+
+_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "identity": {
+        "driver_name": "name of the DRA driver, as claims and classes know it (default: gpu.nvidia.com)",
+        "node_name": "name of the Node object, from the downward API's spec.nodeName (default: the host's name)",
+        "instance_uid": "the pod's UID; names the sockets, so that an update's two instances can overlap",
+        "namespace": "namespace for Events about the node (default: default)",
+    },
+    "the cluster": {
+        "kubeconfig": "a kubeconfig file (default: the pod's service account)",
+        "api_server": "plain URL of an API server without authentication, instead of a kubeconfig",
+        "plugins_dir": "the kubelet's folder of plugin data (default: /var/lib/kubelet/plugins)",
+        "registry_dir": "the kubelet's registration folder (default: /var/lib/kubelet/plugins_registry); k3s, k0s and "
+        "microk8s have another kubelet root",
+    },
+    "containers": {
+        "cdi_dir": "where CDI specifications are written; the runtime must read it (default: /var/run/cdi)",
+        "cdi_base_spec": "a specification made by nvidia-ctk, to take libraries and binaries from (default: etc/cdi "
+        "and var/run/cdi below the driver root are tried; without one the agent lists them itself)",
+        "cdi_hook": "host path of nvidia-cdi-hook, for the agent's own list (default: no hooks)",
+    },
+    "the machine": {
+        "driver_root": "where the NVIDIA driver's files are, as the agent sees them (default: /)",
+        "host_driver_root": "the same folder as the host sees it (default: the same path)",
+        "sys_root": "sysfs (default: /sys)",
+        "proc_root": "procfs (default: /proc)",
+        "dev_root": "folder of the device nodes (default: dev below the driver root)",
+        "host_dev_root": "the same folder as the host sees it (default: the same path)",
+        "nvml_library": "libnvidia-ml.so.1 to load (default: searched below the driver root)",
+        "nvml_backend": "auto, cffi or pynvml (default: auto, which is cffi where the extension is there)",
+        "rescan_seconds": "how often the node is read without a cause (default: 60)",
+        "nvml_deadline_seconds": "after how long a reading that hangs marks its GPU (default: 30)",
+        "driver_retry_seconds": "how often an absent driver is looked for (default: 5)",
+    },
+    "watching the agent": {
+        "metrics_port": "port of /metrics; 0: a free one, -1: none (default: 8080)",
+        "metrics_address": "address of /metrics and of the health service (default: all)",
+        "health_port": "port of the gRPC health service (grpc.health.v1; services liveness and readiness); 0: a free "
+        "one, -1: none (default: 8081)",
+        "log_level": "debug, info, warning or error (default: info)",
+    },
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the verb."""
+    parser = subparsers.add_parser(
+        "agent",
+        help="the daemon of a GPU node",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="JSON file with settings")
+    for title, fields in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name, text in fields.items():
+            group.add_argument(flag(name), dest=name, metavar=_metavar(name), help=text)
+    mock = parser.add_argument_group("a machine that is not there")
+    mock.add_argument(
+        "--mock-profile",
+        metavar="NAME|FILE",
+        help="make a mock node of this profile and run on it (needs a C compiler); never for production",
+    )
+    mock.add_argument(
+        "--mock-root", type=Path, metavar="DIR", help="where the mock node stands, or is made if it does not"
+    )
+    parser.set_defaults(run=run)
+
+
+def _metavar(name: str) -> str:
+    kind = str(FIELDS[name].type)
+    if "int" in kind:
+        return "PORT"
+    if "float" in kind:
+        return "SECONDS"
+    return name.rpartition("_")[2].upper()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the daemon until SIGTERM or SIGINT; exits with 0 then, with 1 when it cannot go on."""
+    from driver.cli.main import UsageError
+
+    flags = {name: getattr(options, name) for fields in _GROUPS.values() for name in fields}
+    if options.mock_profile or options.mock_root:
+        flags = {**_mock_flags(_mock_node(options.mock_profile, options.mock_root)), **_given(flags)}
+    try:
+        settings = settings_module.load(flags, config=options.config)
+    except SettingsError as err:
+        raise UsageError(str(err)) from err
+    return _serve(settings)
+
+
+def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def _mock_node(profile: str | None, root: Path | None) -> MockNode:
+    from driver.cli.main import UsageError
+    from native.mock import MockNode
+
+    if root is None:
+        raise UsageError("--mock-profile needs --mock-root, the folder that the mock node stands in")
+    try:
+        node = MockNode.open(root) if (root / "usr").exists() else MockNode.create(root, profile or "dgx-h100")
+    except (OSError, ValueError) as err:
+        raise UsageError(f"--mock-profile {profile}: {err}") from err
+    node.activate()
+    return node
+
+
+def _mock_flags(node: MockNode) -> dict[str, object]:
+    control = node.root / "dev" / "nvidiactl"
+    return {
+        "plain_device_nodes": not control.is_char_device(),
+        "driver_root": str(node.root),
+        "sys_root": str(node.root / "sys"),
+        "proc_root": str(node.root / "proc"),
+        "dev_root": str(node.root / "dev"),
+    }
+
+
+def _serve(settings: Settings) -> int:
+    from driver import logs
+    from driver.agent import Agent
+    from kubeletplugin.operation import operation_id
+
+    logs.setup(settings.log_level, lambda: operation_id.get() or None)
+    stop = threading.Event()
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    code = Agent(settings).run(stop)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A reading of a dying GPU can hang for ever in the kernel: an ordinary exit would wait for its thread.
+    os._exit(code)

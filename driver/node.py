@@ -1,0 +1,70 @@
+"""Reads this machine into a ``NodeInventory``: sysfs first, then NVML for the GPUs that the bus shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver.discovery import DriverUnavailableError
+from driver.inventory import build_inventory
+from driver.model import NodeInventory
+from native.driverroot import find_library
+from native.nvml.errors import LibraryUnavailableError, NvmlTimeoutError
+from native.nvml.session import NvmlSession
+from native.sysfs import HostTopology, read_host
+
+
+@dataclass(frozen=True, slots=True)
+class NodePaths:
+    """Where the machine is, as this process sees it."""
+
+    driver_root: Path = Path("/")
+    sys_root: Path = Path("/sys")
+    proc_root: Path = Path("/proc")
+    library: Path | None = None
+    """The libnvidia-ml.so.1 to load; None: searched below the driver root before every reading."""
+
+
+class NodeReader:
+    """Gives whole readings of one machine, from any thread, each within its deadline.
+
+    Args:
+        paths: where the machine is.
+        backend: ``auto``, ``cffi`` or ``pynvml``.
+        deadline: seconds for one reading of NVML.
+    """
+
+    def __init__(self, paths: NodePaths, *, backend: str = "auto", deadline: float = 30.0) -> None:
+        self._paths = paths
+        self._deadline = deadline
+        find = paths.library if paths.library is not None else (lambda: find_library(paths.driver_root))
+        self._session = NvmlSession(find, backend)
+
+    def read(self) -> NodeInventory:
+        """Read the machine now.
+
+        A machine whose bus shows no NVIDIA GPU and that has no driver either is read as what it is: a node with no GPU.
+
+        Raises:
+            DriverUnavailableError: there are GPUs, and the driver that could tell about them does not answer.
+        """
+        host = read_host(self._paths.sys_root, self._paths.proc_root)
+        # Without a PCI tree (WSL) NVML's own enumeration is all there is.
+        addresses = [device.address for device in host.gpus] or None
+        try:
+            snapshot = self._session.snapshot(addresses, self._deadline)
+        except LibraryUnavailableError as err:
+            if self._has_no_gpu(host):
+                return build_inventory(None, host, mock=False)
+            raise DriverUnavailableError(str(err)) from err
+        except NvmlTimeoutError as err:
+            raise DriverUnavailableError(str(err)) from err
+        library = self._session.library
+        return build_inventory(snapshot, host, mock=library is not None and library.mock)
+
+    def close(self) -> None:
+        """Let go of NVML; a call that hangs is left behind."""
+        self._session.close()
+
+    def _has_no_gpu(self, host: HostTopology) -> bool:
+        return (self._paths.sys_root / "bus/pci/devices").is_dir() and not host.gpus
