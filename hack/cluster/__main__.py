@@ -65,8 +65,9 @@ def _build(_: Layout, arguments: argparse.Namespace) -> None:
 def _up(layout: Layout, arguments: argparse.Namespace) -> None:
     state = lifecycle.up(layout, binaries.resolve(arguments.k8s), owner=arguments.owner)
     if arguments.agent:
-        process = agent.start(layout, arguments.profile)
-        print(f"the agent runs on a mock {arguments.profile}, PID {process.pid}, log {layout.log('agent')}")
+        mock = agent.Agent(layout, arguments.profile)
+        mock.ensure()
+        print(f"the agent runs on a mock {arguments.profile}, log {mock.log}")
     print(f"export KUBECONFIG={layout.kubeconfig()}")
     print(f"export PATH={state.binaries}:$PATH  # kubectl")
 

@@ -2,48 +2,122 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from . import processes
-from .layout import NODE_NAME, Layout
+from .api import Api
+from .layout import DRIVER_NAME, NODE_NAME, ClusterError, Layout
 from .processes import Process
 
-REPOSITORY = Path(__file__).parents[2]
+_WAITING_PARENT = ("sh", "-c", '"$@"; exit $?', "sh")
+"""For ``processes.spawn``, which wants a parent that stays."""
 
 
-def command(layout: Layout, profile: str, mock_root: Path, *extra: str) -> list[str]:
-    """The command line: identity and folders of this cluster's node, hardware of a mock profile, free ports."""
-    return [
-        str(Path(sys.executable).with_name("gpudra")),
-        "agent",
-        f"--node-name={NODE_NAME}",
-        f"--kubeconfig={layout.kubeconfig('agent')}",
-        f"--plugins-dir={layout.plugins}",
-        f"--registry-dir={layout.registry}",
-        f"--cdi-dir={layout.cdi}",
-        f"--mock-profile={profile}",
-        f"--mock-root={mock_root}",
-        "--metrics-address=127.0.0.1",
-        "--metrics-port=0",
-        "--health-port=0",
-        *extra,
-    ]
+class Agent:
+    """One agent at a time for the cluster's node; ``down`` ends it with the rest.
 
-
-def start(layout: Layout, profile: str) -> Process:
-    """Start it as part of the cluster: ``down`` ends it. Its mock node stands in the cluster's folder.
-
-    Raises:
-        ClusterError: it ended at once.
+    The mock node stands in the cluster's folder and outlives restarts, as hardware does.
     """
-    wrapper = ("sh", "-c", '"$@"; exit $?', "sh")  # a parent that waits, for spawn
-    process = processes.spawn("agent", wrapper, command(layout, profile, layout.root / "mock"), layout.log("agent"))
-    process.save(layout.pid_file("agent"))
-    processes.wait_for(
-        "the agent's registration",
-        lambda: any(layout.registry.glob("*.sock")),
-        process,
-        layout.log("agent"),
-    )
-    return process
+
+    def __init__(self, layout: Layout, profile: str = "dgx-h100") -> None:
+        self.layout = layout
+        self.profile = profile
+        self.log = layout.log("agent")
+
+    @property
+    def mock_root(self) -> Path:
+        return self.layout.root / "mock" / Path(self.profile).stem
+
+    @property
+    def state_dir(self) -> Path:
+        """The agent's own folder: checkpoint and journal."""
+        return self.layout.plugins / DRIVER_NAME / "gpudra"
+
+    def command(self, extra: Sequence[str] = ()) -> list[str]:
+        """The command line: identity and folders of this cluster's node, hardware of the mock, free ports."""
+        return [
+            str(Path(sys.executable).with_name("gpudra")),
+            "agent",
+            f"--node-name={NODE_NAME}",
+            f"--kubeconfig={self.layout.kubeconfig('agent')}",
+            f"--plugins-dir={self.layout.plugins}",
+            f"--registry-dir={self.layout.registry}",
+            f"--cdi-dir={self.layout.cdi}",
+            f"--mock-profile={self.profile}",
+            f"--mock-root={self.mock_root}",
+            "--metrics-address=127.0.0.1",
+            "--metrics-port=0",
+            "--health-port=0",
+            *extra,
+        ]
+
+    @property
+    def process(self) -> Process | None:
+        """The running agent."""
+        process = Process.load(self.layout.pid_file("agent"))
+        return process if process is not None and process.alive() else None
+
+    def start(self, *extra: str) -> None:
+        """Start it and wait for its registration socket.
+
+        Raises:
+            ClusterError: it runs already, or ended at once.
+        """
+        if self.process is not None:
+            raise ClusterError(f"an agent runs already, PID {self.process.pid}")
+        before = self._sockets()
+        process = processes.spawn("agent", _WAITING_PARENT, self.command(extra), self.log)
+        process.save(self.layout.pid_file("agent"))
+        processes.wait_for("the agent's registration", lambda: self._sockets() - before != set(), process, self.log)
+
+    def _sockets(self) -> set[tuple[str, int]]:
+        """Registration sockets with their inodes: one that a killed agent left is not a new one."""
+        return {(path.name, path.stat().st_ino) for path in self.layout.registry.glob(f"{DRIVER_NAME}*.sock")}
+
+    def ensure(self) -> None:
+        """Start it unless it runs."""
+        if self.process is None:
+            self.start()
+
+    def kill(self) -> None:
+        """SIGKILL: it gets no chance to tidy up."""
+        self.stop(grace=0)
+
+    def stop(self, *, grace: float = 20.0) -> None:
+        """SIGTERM, and wait for its end."""
+        if (process := self.process) is not None:
+            processes.end(process, grace=grace)
+        self.layout.pid_file("agent").unlink(missing_ok=True)
+
+    def suspend(self) -> None:
+        """Freeze it, as a machine under pressure does."""
+        if (process := self.process) is not None:
+            processes.send_signal(process, signal.SIGSTOP)
+
+    def log_entries(self, offset: int = 0) -> list[dict[str, Any]]:
+        """What it logged from byte ``offset`` on; lines of others (the mock's warning) are left out."""
+        with self.log.open("rb") as log:
+            log.seek(offset)
+            lines = log.read().decode(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def wait_published(self, api: Api, devices: int, timeout: float = 30.0) -> None:
+        """Wait until the node's slices hold exactly so many devices."""
+        api.wait_all(
+            "resourceslices",
+            None,
+            lambda slices: device_count(slices.values()) == devices,
+            f"{devices} devices published",
+            timeout,
+            f"spec.driver={DRIVER_NAME}",
+        )
+
+
+def device_count(slices: Any) -> int:
+    """The devices in these slices."""
+    return sum(len(item["spec"].get("devices", [])) for item in slices)

@@ -30,7 +30,9 @@ class State:
     address: str
     """The node's address on the veth pair: the API server listens there, port 6443."""
     gateway: str
-    """The machine's end of the pair."""
+    """The address of the machine's end of the pair."""
+    link: str
+    """The name of the machine's end of the pair."""
 
     @property
     def server(self) -> str:

@@ -67,9 +67,9 @@ def _start(layout: Layout, version: str, folder: Path, owner: int | None, report
     init = node.start_init(layout)
     if owner is not None:
         _start_guard(layout, owner)
-    gateway, address = node.free_subnet()
-    node.connect(init, gateway, address)
-    state = State(version=version, binaries=str(folder), address=address, gateway=gateway)
+    link, gateway, address = node.choose_link()
+    node.connect(init, link, gateway, address)
+    state = State(version=version, binaries=str(folder), address=address, gateway=gateway, link=link)
     layout.save(state)
     pki.create(layout.pki, address)
     access.write_tokens(layout)
@@ -226,7 +226,8 @@ def _remove(layout: Layout, *, keep_logs: bool = False) -> None:
     guard = Process.load(layout.pid_file("guard"))
     if guard is not None and guard.pid != os.getpid():
         processes.end(guard, grace=0)
-    node.remove_link()
+    with contextlib.suppress(ClusterError):  # no state: the node died before it had a network
+        node.remove_link(layout.load().link)
     node.remove_cgroups(_container_ids(layout))
     if not layout.root.exists():
         return

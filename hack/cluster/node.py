@@ -19,9 +19,6 @@ from pathlib import Path
 from .layout import NODE_NAME, ClusterError, Layout
 from .processes import Process, of_pid, run_checked, spawn, wait_gone
 
-LINK = "gpudra0"
-"""The machine's end of the veth pair."""
-CANDIDATE_SUBNETS = [f"10.213.{number}.0/30" for number in range(256)]
 _CGROUP_MOUNT = Path("/sys/fs/cgroup")
 _UNSHARE = ("unshare", "--fork", "--kill-child", "--pid", "--mount", "--net", "--uts", "--propagation=private",
             "--mount-proc", "--")  # fmt: skip
@@ -41,37 +38,36 @@ def enter(init: Process) -> tuple[str, ...]:
     return ("nsenter", f"--target={init.pid}", "--mount", "--net", "--uts", "--pid", "--")
 
 
-def free_subnet() -> tuple[str, str]:
-    """(machine's address, node's address) in the first /30 that no route of the machine touches."""
+def choose_link() -> tuple[str, str, str]:
+    """A veth name and a /30 that nothing on the machine uses: (name, machine's address, node's address)."""
     routes = json.loads(run_checked(["ip", "-json", "-4", "route", "show", "table", "all"]))
     taken = [
         ipaddress.ip_network(route["dst"], strict=False)
         for route in routes
         if route.get("dst", "default") != "default" and ":" not in route["dst"]
     ]
-    for candidate in CANDIDATE_SUBNETS:
-        network = ipaddress.ip_network(candidate)
-        if not any(network.overlaps(other) for other in taken):
+    for number in range(256):
+        link, network = f"gpudra{number}", ipaddress.ip_network(f"10.213.{number}.0/30")
+        if not any(network.overlaps(other) for other in taken) and not Path(f"/sys/class/net/{link}").exists():
             gateway, node = network.hosts()
-            return str(gateway), str(node)
+            return link, str(gateway), str(node)
     raise ClusterError("no free subnet in 10.213.0.0/16 for the cluster's veth pair")
 
 
-def connect(init: Process, gateway: str, address: str) -> None:
+def connect(init: Process, link: str, gateway: str, address: str) -> None:
     """Make the veth pair and give both ends their addresses. Pods are routed by the node itself."""
-    remove_link()
-    run_checked(["ip", "link", "add", LINK, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid)])
-    run_checked(["ip", "address", "add", f"{gateway}/30", "dev", LINK])
-    run_checked(["ip", "link", "set", LINK, "up"])
+    run_checked(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid)])
+    run_checked(["ip", "address", "add", f"{gateway}/30", "dev", link])
+    run_checked(["ip", "link", "set", link, "up"])
     inside = ("nsenter", f"--target={init.pid}", "--net", "--")
     run_checked([*inside, "ip", "address", "add", f"{address}/30", "dev", "eth0"])
     run_checked([*inside, "ip", "link", "set", "eth0", "up"])
     run_checked([*inside, "ip", "route", "add", "default", "via", gateway])
 
 
-def remove_link() -> None:
-    """Delete the veth pair of an earlier cluster, if the kernel has not done so yet."""
-    subprocess.run(["ip", "link", "delete", LINK], check=False, capture_output=True)
+def remove_link(link: str) -> None:
+    """Delete the veth pair of a dead node, unless the kernel has already done so."""
+    subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
 
 
 def remove_cgroups(containers: Iterable[str]) -> None:

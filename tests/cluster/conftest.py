@@ -1,0 +1,113 @@
+"""Fixtures of the real cluster: started once for the run, a namespace for each test, one agent on a mock node."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hack.cluster import lifecycle
+from hack.cluster.agent import Agent
+from hack.cluster.api import Api
+from hack.cluster.layout import Layout
+from hack.cluster.processes import tail
+from hack.cluster.scene import Namespace
+from native.mock import MockNode
+
+ABOUT_US = re.compile(r"gpu\.nvidia\.com|gpudra|[Dd]ynamicResource|DRA ")
+ERROR_LINE = re.compile(r"^E\d{4} |level=error|\"level\":\"error\"")
+WATCHED = ("kube-apiserver", "kube-scheduler", "kubelet", "kube-controller-manager")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs the cluster."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Layout]:
+    """A running cluster. It ends with this process, however that ends; GPUDRA_CLUSTER_KEEP=1 keeps it."""
+    layout = Layout.default()
+    ran_before = lifecycle.is_running(layout)
+    keep = ran_before or bool(os.environ.get("GPUDRA_CLUSTER_KEEP"))
+    lifecycle.up(layout, owner=None if keep else os.getpid())
+    yield layout
+    Agent(layout).stop()
+    if not keep:
+        lifecycle.down(layout)
+
+
+@pytest.fixture(scope="session")
+def api(cluster: Layout) -> Iterator[Api]:
+    """The administrator's connection."""
+    connection = Api(cluster)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def namespace(api: Api, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+    """A namespace that is empty before and gone after."""
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:45].strip("-")
+    own = Namespace(api, f"{words}-{secrets.token_hex(3)}")
+    own.create()
+    yield own
+    own.remove()
+
+
+@pytest.fixture(scope="session")
+def mock_node(cluster: Layout) -> MockNode:
+    """The mock DGX H100 that the agent runs on."""
+    root = Agent(cluster).mock_root
+    return MockNode.open(root) if (root / "usr").exists() else MockNode.create(root, "dgx-h100")
+
+
+@pytest.fixture
+def agent(cluster: Layout, api: Api, mock_node: MockNode) -> Agent:
+    """A running agent whose eight GPUs are published. A test may end it, or end the test with other settings."""
+    process = Agent(cluster)
+    process.ensure()
+    process.wait_published(api, len(mock_node.profile.gpus))
+    return process
+
+
+@pytest.fixture
+def errors_expected() -> None:
+    """For tests that make the kubelet log errors about us on purpose."""
+
+
+@pytest.fixture(autouse=True)
+def quiet_components(request: pytest.FixtureRequest, cluster: Layout) -> Iterator[None]:
+    """No component may log an error about us during a test that does not say that it provokes one."""
+    offsets = {name: cluster.log(name).stat().st_size for name in WATCHED}
+    yield
+    if "errors_expected" in request.fixturenames:
+        return
+    for name in WATCHED:
+        with cluster.log(name).open("rb") as log:
+            log.seek(offsets[name])
+            lines = log.read().decode(errors="replace").splitlines()
+        about_us = [line for line in lines if ERROR_LINE.search(line) and ABOUT_US.search(line)]
+        assert not about_us, f"{name} logged errors about the driver:\n" + "\n".join(about_us[:10])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Add the end of the agent's log and the components' last errors to the report of a failed test."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed and "cluster" in getattr(item, "fixturenames", ()):
+        layout = Layout.default()
+        if layout.log("agent").exists():
+            report.sections.append(("log of the agent", tail(layout.log("agent"), 25)))
+        for name in WATCHED:
+            if layout.log(name).exists():
+                lines = layout.log(name).read_text(errors="replace").splitlines()
+                errors = [line[:600] for line in lines if ERROR_LINE.search(line)]
+                report.sections.append((f"last errors of {name}", "\n".join(errors[-4:])))
