@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from driver.prepare.claims import ClaimRef
-from driver.prepare.devices import DeviceNodeReader, DeviceNodes, NodeStatus, StatReader
+from driver.prepare.devices import DeviceNodeReader, DeviceNodes, NodeStatus
 from driver.prepare.edits import CommonEdits, EditsSource, HostEdits
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.hostpaths import DriverRoot
@@ -28,5 +28,4 @@ __all__ = [
     "Preparer",
     "Reason",
     "Recovery",
-    "StatReader",
 ]

@@ -7,8 +7,9 @@ key or illegal name, so a spec is checked here before it is written, by rules as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 _VENDOR = re.compile(r"\A[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
 _CLASS = re.compile(r"\A[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?\Z")
@@ -17,6 +18,8 @@ _ENV_NAME = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PERMISSIONS = re.compile(r"\A[rwm]{1,3}\Z")
 HOOK_NAMES = frozenset(("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"))
+
+_Item = TypeVar("_Item")
 
 
 class CdiError(ValueError):
@@ -92,13 +95,10 @@ class ContainerEdits:
 
     def merged(self, other: ContainerEdits) -> ContainerEdits:
         """Both; where both say something of one variable, node or mount point, this one's word counts."""
-        names = {_env_name(item) for item in self.env}
-        nodes = {node.path for node in self.device_nodes}
-        mounts = {mount.container_path for mount in self.mounts}
         return ContainerEdits(
-            env=self.env + tuple(item for item in other.env if _env_name(item) not in names),
-            device_nodes=self.device_nodes + tuple(node for node in other.device_nodes if node.path not in nodes),
-            mounts=self.mounts + tuple(mount for mount in other.mounts if mount.container_path not in mounts),
+            env=_first_of_each(self.env + other.env, _env_name),
+            device_nodes=_first_of_each(self.device_nodes + other.device_nodes, lambda node: node.path),
+            mounts=_first_of_each(self.mounts + other.mounts, lambda mount: mount.container_path),
             hooks=tuple(dict.fromkeys(self.hooks + other.hooks)),
             additional_gids=tuple(dict.fromkeys(self.additional_gids + other.additional_gids)),
         )
@@ -221,6 +221,13 @@ def _check_paths(where: str, paths: Iterable[str]) -> None:
     for path in paths:
         if not path.startswith("/") or _CONTROL.search(path) or "/../" in f"{path}/":
             raise CdiError(f"{where}: {path[:80]!r} is no absolute, plain path")
+
+
+def _first_of_each(items: Iterable[_Item], key: Callable[[_Item], str]) -> tuple[_Item, ...]:
+    kept: dict[str, _Item] = {}
+    for item in items:
+        kept.setdefault(key(item), item)
+    return tuple(kept.values())
 
 
 def _repeated(names: Iterable[str]) -> Iterator[str]:

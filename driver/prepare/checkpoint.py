@@ -24,7 +24,8 @@ from driver.prepare.records import ClaimRecord
 
 FILE_NAME = "checkpoint.json"
 _MAX_BYTES = 64 * 1024 * 1024
-_RESERVE_BYTES = 64 * 1024
+_RESERVE_BYTES = (64 * 1024, 16 * 1024, 4 * 1024)
+"""As much as the file system still gives."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -173,17 +174,14 @@ class Checkpoint:
         """Hold blocks back, so that claims can be undone on a full disk."""
         if self._reserve.exists():
             return
-        try:
+        # The write that matters is done; where this fails, the next write tries again.
+        with contextlib.suppress(OSError):
             descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError:
-            return  # the write that matters is done; the next one tries again
-        try:
-            os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._reserve.unlink()
-        finally:
-            os.close(descriptor)
+            try:
+                if not any(_allocate(descriptor, size) for size in _RESERVE_BYTES):
+                    self._reserve.unlink()
+            finally:
+                os.close(descriptor)
 
     def _fill_reserve(self, data: bytes) -> None:
         """Write into the blocks that were held back and make them the temporary file."""
@@ -266,6 +264,14 @@ class Checkpoint:
             f"the checkpoint {self.path} {what}; nothing is prepared or unprepared until it can be used: {remedy}",
             Reason.STATE_UNAVAILABLE,
         )
+
+
+def _allocate(descriptor: int, size: int) -> bool:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        return False
+    return True
 
 
 def _doubts(path: Path, state: envelope.State) -> list[Problem]:

@@ -12,12 +12,13 @@ import re
 from collections.abc import Mapping
 
 from driver.model import Gpu
-from driver.prepare.cdi import CdiDevice, CdiSpec, ContainerEdits
+from driver.prepare.cdi import CdiDevice, CdiError, CdiSpec, ContainerEdits
 from driver.prepare.claims import ClaimRef
 from driver.prepare.devices import DeviceNodes
 from driver.prepare.edits import EditsSource
+from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
-from driver.prepare.specfolder import Leftover
+from driver.prepare.specfolder import Leftover, encode
 
 VOID = "NVIDIA_VISIBLE_DEVICES=void"
 
@@ -34,18 +35,22 @@ def build_spec(
     nodes: DeviceNodes,
     edits: EditsSource,
     driver_version: str | None,
-) -> CdiSpec:
-    """The spec of a claim: one device for each allocation result, with the nodes of its GPU and nothing of others.
+) -> bytes:
+    """The content of a claim's CDI file: one device for each allocation result, with its GPU's nodes alone.
 
     Raises:
         ClaimError: retryable; a device node or a part of NVIDIA's user-space driver is missing.
     """
     own = ContainerEdits(env=(VOID, _claim_variable(record.ref)), device_nodes=nodes.control())
-    return CdiSpec(
+    spec = CdiSpec(
         kind=kind,
         devices=tuple(_device(device, gpus[device.device], nodes) for device in record.devices),
         edits=own.merged(edits.common(driver_version).edits),
     )
+    try:
+        return encode(spec)
+    except CdiError as error:
+        raise ClaimError(f"the CDI spec would not be legal: {error}", Reason.DRIVER_NOT_READY) from error
 
 
 def _device(record: DeviceRecord, gpu: Gpu, nodes: DeviceNodes) -> CdiDevice:

@@ -6,11 +6,6 @@ next load, so they are neither stored nor written: the runtime looks at the host
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from driver.model import Gpu
@@ -22,45 +17,24 @@ CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 OPTIONAL_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Profilers and display need these; not every node has them."""
 
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISCHR, "character device"),
-    (stat.S_ISBLK, "block device"),
-    (stat.S_ISDIR, "folder"),
-    (stat.S_ISREG, "regular file"),
-)
 
+class NodeStatus(Protocol):
+    """What stands at a device path (``native.devnodes.DeviceNodeStatus`` is one)."""
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
-    """What stands at a device path."""
-
-    kind: str
-    """``character device``, ``block device``, ``folder``, ``regular file`` or ``special file``."""
-    major: int
-    minor: int
+    @property
+    def kind(self) -> str:
+        """``character device``, ``block device``, ``folder``, ``regular file`` or ``special file``."""
 
 
 class DeviceNodeReader(Protocol):
     """Looks up device nodes below the device root."""
 
-    def __call__(self, path: str) -> NodeStatus | None:
-        """What stands at ``path`` (as in the device root: "/dev/nvidia0"); None if nothing does."""
+    def __call__(self, path: str, /) -> NodeStatus | None:
+        """What stands at ``path`` (as in the device root: "/dev/nvidia0"); None if nothing does.
 
-
-class StatReader:
-    """A ``DeviceNodeReader`` that looks at the file system below a device root."""
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        self.root = root
-
-    def __call__(self, path: str) -> NodeStatus | None:
-        """Look it up; links are followed."""
-        try:
-            status = (self.root / path.lstrip("/")).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        kind = next((name for matches, name in _KINDS if matches(status.st_mode)), "special file")
-        return NodeStatus(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
+        Raises:
+            OSError: it is there but cannot be looked at.
+        """
 
 
 class DeviceNodes:
@@ -105,7 +79,7 @@ class DeviceNodes:
         return (node, *(self._node(path) for path in drm if self._is_device(path)))
 
     def _needed(self, path: str, remedy: str) -> CdiDeviceNode:
-        status = self._reader(path)
+        status = self._look(path)
         if status is None:
             raise ClaimError(
                 f"device node {self._host_root}{path} does not exist; run `{remedy}` or `nvidia-smi` on the host, "
@@ -120,8 +94,18 @@ class DeviceNodes:
             )
         return self._node(path)
 
+    def _look(self, path: str) -> NodeStatus | None:
+        try:
+            return self._reader(path)
+        except OSError as error:
+            raise ClaimError(
+                f"cannot look at device node {self._host_root}{path}: {error.strerror}; check that the device root is "
+                "mounted into the agent",
+                Reason.DEVICE_NOT_READY,
+            ) from error
+
     def _is_device(self, path: str) -> bool:
-        status = self._reader(path)
+        status = self._look(path)
         return status is not None and (status.kind == "character device" or not self._require_devices)
 
     def _node(self, path: str) -> CdiDeviceNode:

@@ -19,8 +19,11 @@ from driver.prepare.cdi import CdiHook, CdiMount, ContainerEdits
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.hostpaths import DriverRoot
 
-WELL_KNOWN_SPECS = ("etc/cdi/nvidia.json", "etc/cdi/nvidia.yaml", "var/run/cdi/nvidia.json", "var/run/cdi/nvidia.yaml")
-"""Below the driver root, in the order in which they are looked for."""
+WELL_KNOWN_SPECS = tuple(
+    f"{folder}/nvidia.{form}" for folder in ("etc/cdi", "var/run/cdi", "run/cdi") for form in ("json", "yaml")
+)
+"""Below the driver root, in the order in which they are looked for. /var/run is a link to /run, and an absolute link
+leads out of a root that is mounted elsewhere: both are looked at."""
 MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 DEFAULT_HOOK = "/usr/bin/nvidia-cdi-hook"
 
@@ -125,7 +128,10 @@ class HostEdits:
     def _native(self, driver_version: str | None) -> CommonEdits:
         if driver_version is None:
             raise _not_ready("the version of the NVIDIA driver is not known, so its libraries cannot be found")
-        found = self._driver_files(driver_version)
+        try:
+            found = self._driver_files(driver_version)
+        except (OSError, ValueError) as error:
+            raise _not_ready(f"the libraries of the NVIDIA driver {driver_version} cannot be found: {error}") from error
         if not found.libraries:
             raise _not_ready(
                 f"no libraries of the NVIDIA driver {driver_version} are below the driver root {self._root.host}; "

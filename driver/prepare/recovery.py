@@ -10,8 +10,8 @@ from driver.prepare.errors import ClaimError, storage_error
 from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.resolve import ReplacedError
 from driver.prepare.session import Session
-from driver.prepare.specfolder import SpecFolder
-from driver.prepare.steps import Plan, Work, spec_digest
+from driver.prepare.specfolder import SpecFolder, digest
+from driver.prepare.steps import Plan, Work
 
 
 @dataclass(slots=True)
@@ -45,7 +45,10 @@ def recover(
                     record = session.records.get(uid)  # read again: it may have changed before the lock was ours
                     if record is None or uid not in free:
                         continue
-                    with session.gpus((record,), deadline):
+                    with session.gpus((record,), deadline) as addresses:
+                        if any(device.address not in addresses for device in record.devices):
+                            report.waiting.append(uid)
+                            continue
                         _recover_claim(_Context(session, specs, plan, remake, inventory, report), record)
             _sweep_folder(session, specs, deadline, report)
     except ClaimError as error:
@@ -91,11 +94,11 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
         return
     try:
         work = context.remake(record, context.inventory)
-        wanted = spec_digest(work.spec)
     except ClaimError as error:
         if rebooted or isinstance(error, ReplacedError):
             context.plan.undo(record)  # a container that starts now must fail rather than get the wrong GPU
         raise
+    wanted = digest(work.spec)
     if current != wanted:
         context.plan.do(work)
         context.report.remade.append(uid)
@@ -107,7 +110,7 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
 def _sweep_folder(session: Session, specs: SpecFolder, deadline: float, report: Recovery) -> None:
     """Remove files of our own that belong to no record."""
     try:
-        strangers = [item.uid for item in specs.leftovers() if item.uid not in session.records]
+        strangers = specs.uids() - session.records.keys()
         with session.claims(strangers, deadline) as free:
             for uid in sorted(free):
                 if uid not in session.records and specs.remove(uid):

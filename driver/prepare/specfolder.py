@@ -6,12 +6,12 @@ it is empty, and the files are made again from the checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from driver.prepare import files
 from driver.prepare.cdi import CdiSpec, check_vendor
@@ -45,7 +45,7 @@ class SpecFolder:
         self.kind = f"{driver_name}/{CLASS}"
         self._prefix = f"{driver_name}-{CLASS}_"
         self._ours = re.compile(rf"\A{re.escape(self._prefix)}([A-Za-z0-9-]+)\.json\Z")
-        self._temporary = re.compile(rf"\A\.{re.escape(self._prefix)}[A-Za-z0-9-]+\.json\.tmp\Z")
+        self._temporary = re.compile(rf"\A\.{re.escape(self._prefix)}([A-Za-z0-9-]+)\.json\.tmp\Z")
 
     def path(self, uid: str) -> Path:
         """Where a claim's file is."""
@@ -57,20 +57,17 @@ class SpecFolder:
         """The fully qualified name of a device: what the kubelet passes to the runtime."""
         return f"{self.kind}={device}"
 
-    def write(self, uid: str, spec: CdiSpec) -> str:
-        """Write a claim's file (0644, in a folder made 0755, whatever the umask). Returns its digest.
+    def write(self, uid: str, data: bytes) -> None:
+        """Write a claim's file (0644, in a folder made 0755, whatever the umask).
 
         Raises:
-            CdiError: the spec is not legal; nothing was written.
             OSError: it could not be written; an older file stands as it was.
         """
-        data = encode(spec)
         final = self.path(uid)
         temporary = final.with_name(f".{final.name}.tmp")
         files.make_folder(self.folder, 0o755)
         files.write_new(temporary, data, 0o644)
         files.replace(temporary, final)
-        return digest(data)
 
     def remove(self, uid: str) -> bool:
         """Remove a claim's file and what an interrupted write left of it. False: there was none.
@@ -79,9 +76,11 @@ class SpecFolder:
             OSError: it is there and cannot be removed.
         """
         final = self.path(uid)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            final.with_name(f".{final.name}.tmp").unlink()
-        return files.remove(final)
+        try:
+            left = files.remove(final.with_name(f".{final.name}.tmp"))
+            return files.remove(final) or left
+        except NotADirectoryError:
+            return False
 
     def current_digest(self, uid: str) -> str | None:
         """The digest of the file that is there; None where there is none that could serve."""
@@ -91,29 +90,34 @@ class SpecFolder:
             return None
 
     def leftovers(self) -> list[Leftover]:
-        """The claims that have a file here, in the order of their UIDs. An absent folder has none."""
-        try:
-            names = sorted(entry.name for entry in self.folder.iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        """The claims that have a file here, in the order of their UIDs. An absent folder has none.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
         found = []
-        for name in names:
-            match = self._ours.match(name)
-            if match is None or not is_claim_uid(match[1]):
-                continue
+        for uid in sorted(self.uids()):
             try:
-                text = files.read_regular(self.folder / name, _MAX_BYTES).decode("utf-8", "replace")
+                text = files.read_regular(self.path(uid), _MAX_BYTES).decode("utf-8", "replace")
+            except FileNotFoundError:
+                continue  # an interrupted write: the claim was never answered
             except (OSError, files.NotAFileError, files.TooLargeError):
                 text = ""
-            found.append(Leftover(match[1], text))
+            found.append(Leftover(uid, text))
         return found
 
-    def remove_temporaries(self) -> None:
-        """Remove what interrupted writes left. Files of others are not touched."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for entry in list(self.folder.iterdir()):
-                if self._temporary.match(entry.name):
-                    entry.unlink(missing_ok=True)
+    def uids(self) -> set[str]:
+        """The claims of which there is anything here: a file, or what an interrupted write left of one.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        try:
+            names = [entry.name for entry in self.folder.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        matches = (self._ours.match(name) or self._temporary.match(name) for name in names)
+        return {match[1] for match in matches if match and is_claim_uid(match[1])}
 
 
 def device_name(uid: str, request: str, device: str, share_id: str | None) -> str:
@@ -136,7 +140,7 @@ def encode(spec: CdiSpec) -> bytes:
         CdiError: the spec is not legal.
     """
     spec.check()
-    return (json.dumps(spec.to_json(), indent=2, ensure_ascii=False) + "\n").encode()
+    return msgspec.json.format(msgspec.json.encode(spec.to_json()), indent=2) + b"\n"
 
 
 def digest(data: bytes) -> str:

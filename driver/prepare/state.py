@@ -24,8 +24,8 @@ from driver.prepare.errors import ClaimError, Reason, storage_error
 from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.resolve import check_identity, check_names, conflict, resolve, same_allocation
 from driver.prepare.session import Session, read_boot_id
-from driver.prepare.specfolder import SpecFolder
-from driver.prepare.steps import Faults, Plan, Work, no_faults, spec_digest
+from driver.prepare.specfolder import SpecFolder, digest
+from driver.prepare.steps import Faults, Plan, Work, no_faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ class Preparer:
         return jobs
 
     def _stands(self, stored: ClaimRecord, allocation: ClaimAllocation) -> bool:
-        """Whether a claim is prepared and its file is there."""
-        if not stored.trusted or not same_allocation(stored, allocation):
+        """Whether a claim is prepared, in this boot, and its file is there."""
+        if not stored.trusted or stored.boot_id != self._session.boot_id or not same_allocation(stored, allocation):
             return False
         return stored.spec_digest == self._specs.current_digest(stored.ref.uid)
 
@@ -233,8 +233,7 @@ class Preparer:
         spec = build_spec(
             self._specs.kind, resolved.record, resolved.gpus, self._nodes, self._edits, inventory.driver_version
         )
-        digest = spec_digest(spec)
-        record = replace(resolved.record, boot_id=self._session.boot_id, spec_digest=digest)
+        record = replace(resolved.record, boot_id=self._session.boot_id, spec_digest=digest(spec))
         return _Job(Work(record, inventory, spec), stored, again)
 
     def _admit(self, jobs: Sequence[_Job], addresses: frozenset[str], answers: Answers) -> list[_Job]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from driver.model import NodeInventory
-from driver.prepare.cdi import CdiError, CdiSpec
 from driver.prepare.errors import ClaimError, Reason, storage_error
 from driver.prepare.records import ClaimRecord
 from driver.prepare.resolve import check_identity
-from driver.prepare.specfolder import SpecFolder, digest, encode
+from driver.prepare.specfolder import SpecFolder, digest
 
 Faults: TypeAlias = Callable[[str], None]
 """Called with the name of each point that is passed. In production it does nothing; tests end the process there.
@@ -35,7 +34,8 @@ class Work:
 
     record: ClaimRecord
     inventory: NodeInventory
-    spec: CdiSpec
+    spec: bytes
+    """The content of its CDI file."""
 
 
 class Step(Protocol):
@@ -111,7 +111,7 @@ class SpecStep:
 
     def is_done(self, work: Work) -> bool:
         """Whether exactly this file is there."""
-        return self._folder.current_digest(work.record.ref.uid) == spec_digest(work.spec)
+        return self._folder.current_digest(work.record.ref.uid) == digest(work.spec)
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Whether there is no file."""
@@ -148,18 +148,6 @@ class Plan:
             self._faults(step.undone_point)
             if not step.is_undone(record):
                 raise _unverified("undone", step, record)
-
-
-def spec_digest(spec: CdiSpec) -> str:
-    """The digest that the spec's file will have.
-
-    Raises:
-        ClaimError: the spec is not legal.
-    """
-    try:
-        return digest(encode(spec))
-    except CdiError as error:
-        raise ClaimError(f"the CDI spec would not be legal: {error}", Reason.DRIVER_NOT_READY) from error
 
 
 def _unverified(what: str, step: Step, record: ClaimRecord) -> ClaimError:

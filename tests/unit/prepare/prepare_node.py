@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from driver.model import Gpu, GpuState, NodeInventory, PciAddress
-from driver.prepare import ClaimRef, CommonEdits, DeviceNodes, NodeStatus, Preparer
+from driver.prepare import ClaimRef, CommonEdits, DeviceNodes, Preparer
 from driver.prepare.cdi import CdiMount, ContainerEdits
 
 DRIVER = "gpu.nvidia.com"
@@ -66,18 +66,25 @@ def ref(uid: str) -> ClaimRef:
     return ClaimRef("ns", f"claim-{uid}", uid)
 
 
+@dataclass(frozen=True)
+class FakeStatus:
+    """What stands at a device path."""
+
+    kind: str = "character device"
+
+
 class FakeDeviceNodes:
     """A device root in memory."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, NodeStatus] = {}
+        self.nodes: dict[str, FakeStatus] = {}
         names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"]
         names += [f"nvidia{index}" for index in range(8)]
         names += [f"dri/card{index}" for index in range(8)]
-        for minor, name in enumerate(names):
-            self.nodes[f"/dev/{name}"] = NodeStatus("character device", 195, minor)
+        for name in names:
+            self.nodes[f"/dev/{name}"] = FakeStatus()
 
-    def __call__(self, path: str) -> NodeStatus | None:
+    def __call__(self, path: str, /) -> FakeStatus | None:
         return self.nodes.get(path)
 
 
