@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,24 +58,31 @@ class StubNode:
         return self
 
 
-def compile_stub(target: Path, absent: tuple[str, ...] = ()) -> Path:
+def compile_stub(folder: Path) -> Path:
+    target = folder / "stub.o"
+    command = ["cc", "-c", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations"]
+    command += ["-DNVML_NO_UNVERSIONED_FUNC_DEFS", f"-I{HEADERS}"]
+    subprocess.run([*command, "-o", str(target), str(HERE / "stub.c")], check=True)
+    return target
+
+
+def link_stub(compiled: Path, target: Path, absent: tuple[str, ...] = ()) -> Path:
     script = target.with_suffix(".map")
-    hidden = "".join(f"{name};" for name in absent)
-    script.write_text(f"{{ global: *; local: {hidden} }};" if hidden else "{ global: *; };")
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations"]
-    command += ["-DNVML_NO_UNVERSIONED_FUNC_DEFS", f"-I{HEADERS}", f"-Wl,--version-script={script}"]
-    subprocess.run([*command, "-o", str(target), str(HERE / "stub.c"), "-ldl"], check=True)
+    script.write_text(f"{{ local: {';'.join(absent)}; }};" if absent else "{ global: *; };")
+    command = ["cc", "-shared", f"-Wl,--version-script={script}", "-o", str(target), str(compiled), "-ldl", "-lpthread"]
+    subprocess.run(command, check=True)
     return target
 
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     folder = tmp_path_factory.mktemp("stub")
+    stub = compile_stub(folder)
     done: dict[tuple[str, ...], Path] = {}
 
     def library(*absent: str) -> Path:
         if absent not in done:
-            done[absent] = compile_stub(folder / f"stub-{len(done)}.so", absent)
+            done[absent] = link_stub(stub, folder / f"stub-{len(done)}.so", absent)
         return done[absent]
 
     return library
@@ -120,3 +129,17 @@ def opened(backend_name: str) -> Iterator[Callable[[StubNode], Nvml]]:
     yield make
     for library in libraries:
         library.close()
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], None]:
+    """Waits for a condition that another thread brings about."""
+
+    def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        end = time.monotonic() + seconds
+        pause = threading.Event()
+        while not condition():
+            assert time.monotonic() < end, "the condition did not come about"
+            pause.wait(0.005)
+
+    return wait

@@ -1,5 +1,5 @@
 /*
- * A small NVML for the binding's own tests. It reads "<its own path>.conf" at every call, so several copies live in one
+ * A small NVML for the binding's own tests. It reads "<its own path>.conf", again when that is replaced, so several copies live in one
  * process, each with a node of its own:
  *   gpu <address>                 one GPU more, in the order of their indices
  *   code <function> <address|*> <number>
@@ -9,10 +9,12 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "nvml.h"
@@ -20,69 +22,80 @@
 static int initialised;
 static char addresses[32][32];
 
-static FILE *configuration(void)
+struct line {
+    char verb[16];
+    char function[128];
+    char address[64];
+    char value[512];
+};
+static struct line lines[64];
+static unsigned int line_count;
+
+/* Read anew only when the file was replaced, as the tests do. */
+static void refresh(void)
 {
+    static struct stat last;
+    static char path[4096];
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    struct stat now;
     Dl_info self;
-    char path[4096];
-    dladdr((void *)&configuration, &self);
-    snprintf(path, sizeof(path), "%s.conf", self.dli_fname);
-    return fopen(path, "r");
+    pthread_mutex_lock(&lock);
+    if (path[0] == '\0') {
+        dladdr((void *)&refresh, &self);
+        snprintf(path, sizeof(path), "%s.conf", self.dli_fname);
+    }
+    if (stat(path, &now) == 0 && (now.st_ino != last.st_ino || now.st_mtim.tv_nsec != last.st_mtim.tv_nsec)) {
+        char text[1024];
+        FILE *file = fopen(path, "r");
+        last = now;
+        line_count = 0;
+        while (file != NULL && line_count < 64 && fgets(text, sizeof(text), file) != NULL) {
+            struct line *line = &lines[line_count++];
+            memset(line, 0, sizeof(*line));
+            sscanf(text, "%15s %127s %63s %511s", line->verb, line->function, line->address, line->value);
+        }
+        if (file != NULL) {
+            fclose(file);
+        }
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 static int find(const char *verb, const char *function, const char *address, char *value)
 {
-    char line[1024];
-    char v[16];
-    char f[128];
-    char a[64];
-    int found = 0;
-    FILE *file = configuration();
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
-        value[0] = '\0';
-        if (sscanf(line, "%15s %127s %63s %511s", v, f, a, value) >= 3 && strcmp(v, verb) == 0 &&
-            strcmp(f, function) == 0 && (a[0] == '*' || strcasecmp(a, address) == 0)) {
-            found = 1;
-            break;
+    refresh();
+    for (unsigned int i = 0; i < line_count; i++) {
+        const struct line *line = &lines[i];
+        if (strcmp(line->verb, verb) == 0 && strcmp(line->function, function) == 0 &&
+            (line->address[0] == '*' || strcasecmp(line->address, address) == 0)) {
+            strcpy(value, line->value);
+            return 1;
         }
     }
-    if (file != NULL) {
-        fclose(file);
-    }
-    return found;
+    return 0;
 }
 
 static unsigned int load(void)
 {
-    char line[1024];
     unsigned int count = 0;
-    FILE *file = configuration();
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
-        if (sscanf(line, "gpu %31s", addresses[count]) == 1) {
-            count++;
+    refresh();
+    for (unsigned int i = 0; i < line_count; i++) {
+        if (strcmp(lines[i].verb, "gpu") == 0 && count < 32) {
+            strncpy(addresses[count++], lines[i].function, sizeof(addresses[0]) - 1);
         }
-    }
-    if (file != NULL) {
-        fclose(file);
     }
     return count;
 }
 
 static int number(const char *verb, int otherwise)
 {
-    char line[1024];
-    char v[16];
-    int value = otherwise;
-    FILE *file = configuration();
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
-        int read = 0;
-        if (sscanf(line, "%15s %d", v, &read) == 2 && strcmp(v, verb) == 0) {
-            value = read;
+    refresh();
+    for (unsigned int i = 0; i < line_count; i++) {
+        if (strcmp(lines[i].verb, verb) == 0) {
+            return atoi(lines[i].function);
         }
     }
-    if (file != NULL) {
-        fclose(file);
-    }
-    return value;
+    return otherwise;
 }
 
 static int gate(const char *function, const void *device)
