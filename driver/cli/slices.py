@@ -1,0 +1,76 @@
+"""``gpudra slices``: the ResourceSlices that the agent would publish for a node."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from driver.cli.node import add_name_arguments, add_node_arguments, node_name, read_node
+
+_DESCRIPTION = """\
+Print the ResourceSlices that the agent would publish for this node, without a cluster: what schedulers and
+autoscalers will read, what claims can select on, what the API server would check. Each attribute is explained in
+docs/attributes.md.
+
+GPUs that would not be published are named on standard error, with the reason.
+"""
+
+_EXAMPLES = """\
+examples:
+  gpudra slices                                          this node, as YAML
+  gpudra slices --mock-profile dgx-a100 -o json          a DGX A100 that is not here, as a list of objects
+  gpudra slices --node-name node-a | kubectl create --dry-run=server -f -
+                                                         let a real API server judge them
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the verb."""
+    parser = subparsers.add_parser(
+        "slices",
+        help="the ResourceSlices that would be published",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
+    add_name_arguments(parser)
+    add_node_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the objects."""
+    from driver.cli.main import UsageError
+    from driver.publish import build_pool, pool_name, slice_objects
+
+    name = node_name(args)
+    try:
+        pool_name(name, args.driver_name)  # a wrong name is told before the node is read
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    dump = _yaml if args.output == "yaml" else _json
+    pool = build_pool(read_node(args), node_name=name, driver_name=args.driver_name)
+    text = dump(slice_objects(pool, node_name=name, driver_name=args.driver_name))
+    for withheld in pool.withheld:
+        print(f"not published: {withheld.device}: {withheld.reason}", file=sys.stderr)
+    print(text, end="")
+    return 0
+
+
+def _json(objects: Sequence[dict[str, Any]]) -> str:
+    listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+    return json.dumps(listed, indent=2, ensure_ascii=False) + "\n"
+
+
+def _yaml(objects: Sequence[dict[str, Any]]) -> str:
+    try:
+        import yaml
+    except ImportError as error:
+        from driver.cli.main import UsageError
+
+        raise UsageError("PyYAML is not installed: install gpudra[cli], or ask for -o json") from error
+    return str(yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, width=120))
