@@ -106,8 +106,6 @@ def _distinct(gpus: Sequence[Gpu]) -> None:
 
 
 def _gpu(entry: Fields, device: PciDevice, index: int, profile: str) -> Gpu:
-    from native.mock.profile import stable_uuid
-
     entry.take("address")
     unique = stable_uuid(profile, device.address)
     texts = {name: entry.string(name, None) for name in _TEXTS}
@@ -161,7 +159,8 @@ def _memory(entry: Fields) -> dict[str, int]:
     if entry.peek("memory") is not None:
         section = entry.section("memory")
         found = {f"memory_{key}": section.number(f"{key}_mib", 0) * MIB for key in ("reserved", "used")}
-        found["memory_total"] = section.done(section.number("total_mib")) * MIB
+        found["memory_total"] = section.number("total_mib") * MIB
+        section.done()
         if found["memory_total"] < found["memory_reserved"] + found["memory_used"]:
             raise ProfileError(section.path, "more reserved and used than there is")
     else:
@@ -275,7 +274,8 @@ def _platform(entry: Fields, numbers: dict[str, int]) -> tuple[bytes, bytes]:
     numbers["platform_peer_type"] = section.choice("peer_type", PEER_TYPES)
     guid = section.number("guid", 0, high=2**63 - 1).to_bytes(8, "big")
     chassis = section.text("chassis", "").encode()
-    return section.done((guid.ljust(16, b"\0"), chassis[:16].ljust(16, b"\0")))  # type: ignore[no-any-return]
+    section.done()
+    return guid.ljust(16, b"\0"), chassis[:16].ljust(16, b"\0")
 
 
 def connect(gpus: tuple[Gpu, ...], section: Fields, devices: Sequence[PciDevice]) -> tuple[Gpu, ...]:
@@ -288,7 +288,7 @@ def connect(gpus: tuple[Gpu, ...], section: Fields, devices: Sequence[PciDevice]
     Raises:
         ProfileError: names the field.
     """
-    if not section.keys():
+    if not section.names():
         return gpus
     version = section.choice("version", NVLINK_VERSIONS)
     speed = section.number("speed_mbps")
@@ -312,7 +312,7 @@ def connect(gpus: tuple[Gpu, ...], section: Fields, devices: Sequence[PciDevice]
     _wire_peers(wires, peers, gpus, version, speed)
     down = Link(False, version, speed, None, 255, -1, -1)
     for index, links in enumerate(wires):
-        links += [down] * (least - len(links))
+        links.extend([down] * (least - len(links)))
         if len(links) > layout.MAX_LINKS:
             raise ProfileError("nvlink", f"{len(links)} links on one GPU, at most {layout.MAX_LINKS}")
         if index in inactive:
@@ -334,6 +334,11 @@ def _wire_peers(wires: list[list[Link]], peers: list[Any], gpus: tuple[Gpu, ...]
                 wires[index].append(
                     Link(True, version, speed, target.address, 0, start + at, target.numbers["pci_device_id"])
                 )
+
+
+def stable_uuid(*parts: str) -> uuid.UUID:
+    """A UUID that depends on nothing but its parts, so that a profile gives the same node each time."""
+    return uuid.uuid5(uuid.UUID("3b6f0f0e-8f0b-5d53-9d0a-6770756472a1"), "/".join(parts))
 
 
 def linked(one: Gpu, other: Gpu) -> bool:

@@ -1,8 +1,8 @@
 """Compiles the look-alike, its ``nvidia-smi`` and the stand-ins for the other driver libraries, once per content.
 
-The cache is ``${XDG_CACHE_HOME:-~/.cache}/gpudra/mock/<hash>``; the hash covers the sources, nvml.h, the compiler and
-the functions to leave out. An entry is made in a folder of its own and renamed into place, so two processes that build
-at the same time do no harm and nobody ever sees half an entry. Nothing here is compiled into a wheel.
+The cache is ``${XDG_CACHE_HOME:-~/.cache}/gpudra/mock/<hash>``; the hash covers the sources, nvml.h and the compiler.
+A library that lacks functions is only linked anew. Whatever is made is made under another name and renamed into place,
+so two processes that build at the same time do no harm and nobody ever sees half of it. None of it goes into a wheel.
 """
 
 from __future__ import annotations
@@ -89,13 +89,12 @@ def sources() -> list[Path]:
     return [*sorted(CSRC.glob("*.[ch]")), VENDOR / "nvml.h"]
 
 
-def key(absent: Iterable[str] = ()) -> str:
-    """The cache key of a build that lacks the functions in ``absent``."""
+def key() -> str:
+    """The cache key of the sources and the compiler."""
     digest = hashlib.sha256(_compiler_version().encode())
     digest.update(" ".join((*FLAGS, *OTHER_LIBRARIES.values())).encode())
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update("\n".join(sorted(absent)).encode())
     return digest.hexdigest()[:20]
 
 
@@ -108,18 +107,21 @@ def build(absent: Iterable[str] = ()) -> Built:
     Raises:
         BuildError: no compiler, or it failed.
     """
-    absent = tuple(sorted(set(absent)))
-    entry = cache_root() / key(absent)
+    entry = cache_root() / key()
     if not entry.is_dir():
-        _publish(entry, absent)
-    return Built(entry / "libnvidia-ml.so", entry / "nvidia-smi", entry / "others")
+        _publish(entry)
+    script = version_script(absent)
+    library = entry / f"libnvidia-ml-{hashlib.sha256(script.encode()).hexdigest()[:12]}.so"
+    if not library.is_file():
+        _link(entry / "core.o", script, library)
+    return Built(library, entry / "nvidia-smi", entry / "others")
 
 
-def _publish(entry: Path, absent: tuple[str, ...]) -> None:
+def _publish(entry: Path) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=entry.parent))
     try:
-        _compile_all(work, absent)
+        _compile_all(work)
         try:
             work.rename(entry)
         except OSError:
@@ -129,7 +131,7 @@ def _publish(entry: Path, absent: tuple[str, ...]) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _compile_all(work: Path, absent: tuple[str, ...]) -> None:
+def _compile_all(work: Path) -> None:
     objects = work / "objects"
     objects.mkdir()
     (work / "others").mkdir()
@@ -138,13 +140,21 @@ def _compile_all(work: Path, absent: tuple[str, ...]) -> None:
         jobs += [pool.submit(_stand_in, work / "others" / file, soname) for file, soname in OTHER_LIBRARIES.items()]
         for job in jobs:
             job.result()
-    core = [str(objects / f"{name}.o") for name in CORE]
-    script = objects / "exports.map"
-    script.write_text(version_script(absent), encoding="ascii")
-    shared = ["-shared", "-Wl,-soname,libnvidia-ml.so.1", f"-Wl,--version-script={script}"]
-    _run([compiler(), *shared, "-o", str(work / "libnvidia-ml.so"), *core, "-pthread"])
-    _run([compiler(), "-static", "-s", "-o", str(work / "nvidia-smi"), str(objects / "smi.o"), *core, "-pthread"])
+    core = work / "core.o"
+    _run([compiler(), "-r", "-nostdlib", "-o", str(core), *(str(objects / f"{name}.o") for name in CORE)])
+    smi = str(work / "nvidia-smi")
+    _run([compiler(), "-static", "-s", "-o", smi, str(objects / "smi.o"), str(core), "-pthread"])
     shutil.rmtree(objects)
+
+
+def _link(core: Path, script: str, library: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".linking-", dir=core.parent.parent) as folder:
+        exports = Path(folder) / "exports.map"
+        exports.write_text(script, encoding="ascii")
+        made = Path(folder) / library.name
+        options = ["-shared", "-Wl,-soname,libnvidia-ml.so.1", f"-Wl,--version-script={exports}"]
+        _run([compiler(), *options, "-o", str(made), str(core), "-pthread"])
+        made.rename(library)
 
 
 def _compile(name: str, into: Path) -> None:
@@ -157,6 +167,6 @@ def _stand_in(path: Path, soname: str) -> None:
 
 
 def version_script(absent: Iterable[str]) -> str:
-    """The linker's export list: all of NVML and the marker, but what an older driver lacks (an exact name beats a glob)."""
+    """The linker's export list: NVML and the marker, less what an older driver lacks (an exact name beats a glob)."""
     local = "".join(f" {name};" for name in sorted(absent))
     return f"{{ global: nvml*; gpudra_mock_marker; local:{local} *; }};\n"

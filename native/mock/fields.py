@@ -83,11 +83,14 @@ class Fields:
         unterminated = inner.flag("unterminated", False) == 1
         raw = inner.take("hex", None)
         if raw is None:
-            return _checked(self.where(key), inner.done(inner.text("text")).encode(), unterminated=unterminated)
-        try:
-            return _checked(self.where(key), bytes.fromhex(inner.done(str(raw))), unterminated=unterminated)
-        except ValueError as error:
-            raise ProfileError(inner.where("hex"), f"{raw!r} is not hexadecimal") from error
+            data = inner.text("text").encode()
+        else:
+            try:
+                data = bytes.fromhex(str(raw))
+            except ValueError as error:
+                raise ProfileError(inner.where("hex"), f"{raw!r} is not hexadecimal") from error
+        inner.done()
+        return _checked(self.where(key), data, unterminated=unterminated)
 
     def section(self, key: str, default: Any = _MISSING) -> Fields:
         """A mapping below this one."""
@@ -100,7 +103,7 @@ class Fields:
             raise ProfileError(self.where(key), "a list is expected")
         return value
 
-    def keys(self) -> list[Any]:
+    def names(self) -> list[Any]:
         """The keys that nobody took yet."""
         return list(self._left)
 
@@ -113,15 +116,14 @@ class Fields:
         rest, self._left = self._left, {}
         return rest
 
-    def done(self, value: Any = None) -> Any:
-        """Hands ``value`` through.
+    def done(self) -> None:
+        """End of the mapping.
 
         Raises:
             ProfileError: a key was never read: it is unknown here, or misspelt.
         """
         if self._left:
             raise ProfileError(self.where(str(min(self._left, key=str))), "is unknown here")
-        return value
 
 
 def _checked(where: str, data: bytes, *, unterminated: bool = False) -> Text:

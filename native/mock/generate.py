@@ -42,7 +42,7 @@ def prototypes(header: Path = NVML_H) -> list[Function]:
     Raises:
         subprocess.CalledProcessError: the preprocessor failed.
     """
-    from pycparser import c_ast, c_generator, c_parser
+    from pycparser import c_ast, c_generator, c_parser  # type: ignore[import-untyped]  # it ships no types
 
     command = ["cc", "-E", "-P", "-DNVML_NO_UNVERSIONED_FUNC_DEFS", str(header)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

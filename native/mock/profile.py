@@ -6,7 +6,6 @@ that invents silently is worth nothing. Whatever a board does not have is ``null
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,7 +140,8 @@ def parse(document: object) -> Profile:
 
 def _sources(section: Fields) -> dict[str, str]:
     found = {key: section.text(key) for key in _SECTIONS}
-    return dict(section.done(found))
+    section.done()
+    return found
 
 
 def _cuda(text: str) -> int:
@@ -161,12 +161,13 @@ def _failures(section: Fields, address: str | None) -> tuple[Failure, ...]:
     """``{nvmlDeviceGetSerial: NOT_SUPPORTED}`` or ``{nvmlDeviceGetSerial: {code: UNKNOWN, delay_ms: 200}}``."""
     names = {code.name: int(code) for code in NvmlReturn}
     found: list[Failure] = []
-    for key in section.keys():
+    for key in section.names():
         function = _function(key, section.path)
         if isinstance(section.peek(key), Mapping):
             inner = section.section(key)
             code = inner.choice("code", names, None)
-            found.append(inner.done(Failure(function, code, address, inner.number("delay_ms", 0, low=-1))))
+            found.append(Failure(function, code, address, inner.number("delay_ms", 0, low=-1)))
+            inner.done()
         else:
             found.append(Failure(function, section.choice(key, names), address))
     return tuple(found)
@@ -227,8 +228,3 @@ def parse_cpus(text: str, where: str = "cpus") -> frozenset[int]:
             raise ProfileError(where, f"{text!r} is not a CPU list such as 0-55,112-167 with numbers below 2048")
         found.update(range(int(first), int(last) + 1))
     return frozenset(found)
-
-
-def stable_uuid(*parts: str) -> uuid.UUID:
-    """A UUID that depends on nothing but its parts, so that a profile gives the same node each time."""
-    return uuid.uuid5(uuid.UUID("3b6f0f0e-8f0b-5d53-9d0a-6770756472a1"), "/".join(parts))

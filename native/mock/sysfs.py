@@ -1,6 +1,8 @@
 """The fake /sys of a mock node: PCI devices with their bridges, NUMA nodes, NICs, IOMMU groups, DRM nodes.
 
-File names and contents follow the kernel (Documentation/ABI/testing/sysfs-bus-pci, sysfs-devices-node).
+File names and contents follow the kernel (Documentation/ABI/testing/sysfs-bus-pci, sysfs-devices-node). To make a new
+inode costs many times what a hard link does, so links with one target, and files that are equal and that no
+test has a reason to edit (``_SHARED``), are one inode. Every other file can be written without touching its like.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ _DRIVERS: Final = {
     "gpu": "nvidia",
 }
 _SPEEDS: Final = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
+_SHARED: Final = frozenset(
+    {"vendor", "subsystem_vendor", "subsystem_device", "revision", "resource", "local_cpus", "cpumap"}
+    | {f"{which}_link_{what}" for which in ("current", "max") for what in ("speed", "width")}
+)
 _ROOT_PORT, _UPSTREAM, _DOWNSTREAM, _ENDPOINT = 4, 5, 6, 0
 
 
@@ -34,6 +40,7 @@ class SysTree:
         self._profile = profile
         self._gpus = {gpu.address: gpu for gpu in profile.gpus}
         self._made: set[Path] = set()
+        self._pool: dict[bytes, Path] = {}
 
     def write(self) -> None:
         """Write everything."""
@@ -51,13 +58,33 @@ class SysTree:
             path.mkdir(parents=True, exist_ok=True)
             self._made.add(path)
 
-    def _put(self, path: Path, text: str) -> None:
+    def _put(self, path: Path, text: str, *, shared: bool = False) -> None:
+        self._write(path, f"{text}\n".encode("ascii"), shared=shared or path.name in _SHARED)
+
+    def _write(self, path: Path, data: bytes, *, shared: bool) -> None:
         self._folder(path.parent)
-        path.write_text(f"{text}\n", encoding="ascii")
+        if shared and self._reuse(data, path):
+            return
+        with open(path, "wb", buffering=0) as file:  # noqa: PTH123  # a thousand small files: pathlib costs a third more
+            file.write(data)
 
     def _link(self, path: Path, target: Path) -> None:
         self._folder(path.parent)
-        path.symlink_to(os.path.relpath(target, path.parent))
+        text = os.path.relpath(target, path.parent)
+        if not self._reuse(b"->" + os.fsencode(text), path):
+            os.symlink(text, path)
+
+    def _reuse(self, key: bytes, path: Path) -> bool:
+        """Make ``path`` another name of what was written under ``key``; False where it is the first of its kind."""
+        first = self._pool.setdefault(key, path)
+        if first is path:
+            return False
+        try:
+            os.link(first, path, follow_symlinks=False)
+        except OSError:  # a file system without hard links, or with too many on this inode
+            self._pool[key] = path
+            return False
+        return True
 
     def folder_of(self, device: PciDevice) -> Path:
         """The real directory of a device."""
@@ -75,25 +102,27 @@ class SysTree:
         ids = {
             "vendor": f"0x{vendor:04x}",
             "device": f"0x{model:04x}",
-            "subsystem_vendor": f"0x{subsystem & 0xFFFF:04x}",
-            "subsystem_device": f"0x{subsystem >> 16:04x}",
             "class": f"0x{number:06x}",
-            "revision": "0xa1",
             "numa_node": str(device.numa_node),
-            "enable": "1",
-            "uevent": self._uevent(driver, number, vendor, model, subsystem, device.address),
-            **self._cpus(device.numa_node),
-            **_pcie_link(gpu),
         }
-        if device.kind != "bridge":
-            ids["resource"] = "\n".join(["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 13)
+        if device.kind != "bridge":  # whoever reads a bridge asks what it is and where; files cost time
+            ids |= {
+                "subsystem_vendor": f"0x{subsystem & 0xFFFF:04x}",
+                "subsystem_device": f"0x{subsystem >> 16:04x}",
+                "revision": "0xa1",
+                "uevent": self._uevent(driver, number, vendor, model, subsystem, device.address),
+                "resource": "\n".join(["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 13),
+                **self._cpus(device.numa_node),
+            }
+        if gpu:
+            ids |= _pcie_link(gpu)
         for name, text in ids.items():
-            self._put(home / name, text)
-        (home / "config").write_bytes(_config_space(device, vendor, model, number, subsystem))
+            self._put(home / name, text, shared=device.kind == "bridge" and name != "numa_node")
+        self._write(home / "config", _config_space(device, vendor, model, number, subsystem), shared=True)
         self._link(home / "driver", self._root / "bus/pci/drivers" / driver)
-        self._link(home / "subsystem", self._root / "bus/pci")
         self._link(self._root / "bus/pci/devices" / device.address, home)
-        self._link(self._root / "bus/pci/drivers" / driver / device.address, home)
+        if device.kind != "bridge":
+            self._link(self._root / "bus/pci/drivers" / driver / device.address, home)
         if self._profile.host.iommu and device.kind != "bridge":
             self._iommu(device, home, group)
         if device.kind == "nic":
@@ -160,19 +189,18 @@ def _mask(cpus: frozenset[int]) -> str:
     return ",".join(f"{number >> 32 * word & 0xFFFFFFFF:08x}" for word in reversed(range(words)))
 
 
-def _pcie_link(gpu: Gpu | None) -> dict[str, str]:
-    generation = gpu.numbers["pcie_generation"] if gpu else 5
-    width = gpu.numbers["pcie_width"] if gpu else 16
+def _pcie_link(gpu: Gpu) -> dict[str, str]:
+    generation, width = gpu.numbers["pcie_generation"], gpu.numbers["pcie_width"]
     if generation < 1 or width < 1:
         return {}
     speed = f"{_SPEEDS.get(generation, '64.0')} GT/s PCIe"
-    return {name: speed for name in ("current_link_speed", "max_link_speed")} | {
+    return dict.fromkeys(("current_link_speed", "max_link_speed"), speed) | {
         name: str(width) for name in ("current_link_width", "max_link_width")
     }
 
 
 def _port_type(device: PciDevice) -> int:
-    """The PCIe port type (PCI Express capability, device/port type): a root port stands right below the root complex."""
+    """The type of the PCI Express capability; a root port stands right below the root complex."""
     if device.kind != "bridge":
         return _ENDPOINT
     depth = len(device.path) - 2

@@ -1,4 +1,4 @@
-"""The fake root of a mock node: /proc, /dev, the driver's libraries and binaries, and a CDI spec of nvidia-ctk's kind."""
+"""The fake root of a mock node: /proc, /dev, the driver's libraries and binaries, a CDI spec of nvidia-ctk's kind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _write_proc(proc: Path, profile: Profile) -> None:
     machine = "x86_64" if profile.host.architecture == "x86_64" else "aarch64"
     _put(
         driver / "version",
-        f"NVRM version: NVIDIA UNIX Open Kernel Module for {machine}  {profile.driver_version}  Release Build  (gpudra mock)",
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for {machine}  {profile.driver_version}  Release Build  (mock)",
     )
     for gpu in profile.gpus:
         _put(driver / "gpus" / gpu.address / "information", _information(gpu, profile))
