@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -208,3 +209,24 @@ def _claim_statuses(pod: JSON | None) -> list[JSON]:
 def _some(value: JSON | None) -> JSON:
     assert value is not None
     return value
+
+
+def published(api: Api) -> dict[str, JSON]:
+    """Every device of the driver that is published, by name: its attributes without their types, its capacity."""
+    devices = {}
+    for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}"):
+        for device in item["spec"].get("devices", []):
+            attributes = {key: next(iter(value.values())) for key, value in device.get("attributes", {}).items()}
+            devices[device["name"]] = {"attributes": attributes, "capacity": device.get("capacity", {})}
+    return devices
+
+
+def uuids(api: Api, names: Sequence[str]) -> list[str]:
+    """The UUIDs that the devices of these names were published with, sorted."""
+    devices = published(api)
+    return sorted(devices[name]["attributes"]["uuid"] for name in names)
+
+
+def listed(lines: Sequence[str]) -> list[str]:
+    """The UUIDs in the output of ``nvidia-smi -L``, sorted."""
+    return sorted(re.findall(r"\(UUID: (GPU-[0-9a-f-]+)\)", "\n".join(lines)))
