@@ -21,11 +21,10 @@ from kubeletplugin.publisher.cache import Change, SliceCache
 from kubeletplugin.publisher.diff import differences, feature_gates, without_positions
 from kubeletplugin.publisher.plan import pool_problem
 from kubeletplugin.publisher.queue import PoolQueue, RepairPace
-from kubeletplugin.publisher.writer import MovedError, PoolWriter, Stored
+from kubeletplugin.publisher.writer import SLICES, MovedError, PoolWriter, Stored
 
 logger = logging.getLogger(__name__)
 
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 PERMANENT = frozenset({400, 413, 422})
 """Answers that the same content will get again."""
 RETRY_CAP = 30.0
@@ -74,6 +73,9 @@ class Publisher:
         self._rejected: dict[str, Pool] = {}
         self._adopted: dict[tuple[str, int], tuple[Slice, Slice]] = {}
         self._reported: set[DroppedFields] = set()
+        self._active: str | None = None
+        self._touched = False
+        self._asked: set[str] = set()
         self._listed = False
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -95,6 +97,7 @@ class Publisher:
                 if name in self._rejected and self._rejected[name] == resources.pools.get(name):
                     continue  # the server would refuse it again
                 self._rejected.pop(name, None)
+                self._asked.add(name)
                 self._queue.add(name)
 
     def synced(self, timeout: float | None) -> bool:
@@ -182,9 +185,11 @@ class Publisher:
         if change.lost:
             self._writer.distrust_node()
         with self._lock:
-            names = [] if self._wanted is None else [name for name in change.pools if name not in self._rejected]
-        for name in names:
-            self._queue.add(name, self._pace.next(name))
+            for name in change.pools if self._wanted is not None else ():
+                if name == self._active:
+                    self._touched = True  # most likely our own write, seen before its answer came
+                elif name not in self._rejected:
+                    self._queue.add(name, self._pace.delay(name))
 
     def _outage(self, message: str, status: int | None) -> None:
         logger.warning("ResourceSlices cannot be watched: %s", message)
@@ -202,14 +207,34 @@ class Publisher:
             try:
                 with self._lock:
                     ready = self._listed and self._wanted is not None
+                    self._active, self._touched = (name, False) if ready else (None, False)
                 if ready:
                     self._round(name)
+                    self._look_again(name)
             finally:
                 self._queue.done()
 
+    def _look_again(self, name: str) -> None:
+        """Events that came while we wrote the pool: ours as a rule, and then nothing is left to do."""
+        with self._lock:
+            self._active = None
+            touched, pool = self._touched, self._wanted.pools.get(name) if self._wanted else None
+            rejected = name in self._rejected
+        if not touched or rejected or name in self._failing:
+            return
+        if pool is None:
+            settled = not self._cache.pool(name)
+        else:
+            settled = self._writer.is_settled(name, self._effective(name, pool))
+        if not settled:
+            self._queue.add(name, self._pace.delay(name))
+
     def _round(self, name: str) -> None:
+        with self._lock:
+            asked = name in self._asked
+            self._asked.discard(name)
         try:
-            self._sync(name)
+            writes = self._sync(name)
         except ApiError as error:
             self._failed(name, _explain(error), error.status, error.retry_after)
         except (ApiUnreachableError, CredentialsError, MovedError) as error:
@@ -218,21 +243,25 @@ class Publisher:
             logger.exception("publishing pool %s failed", name)
             self._failed(name, f"{type(error).__name__}: {error}", None, None)
         else:
-            self._failing.discard(name)
+            if writes and not asked:
+                self._pace.count(name)
+            if name not in self._rejected:
+                self._failing.discard(name)
             self._backoffs.pop(name, None)
 
-    def _sync(self, name: str) -> None:
+    def _sync(self, name: str) -> int:
+        """One comparison and what follows from it; returns the number of writes."""
         with self._lock:
             pool = self._wanted.pools.get(name) if self._wanted else None
         if pool is None:
             writes = self._again(lambda: self._writer.remove(name))
             if writes:
                 self._tell(lambda: self._observer.published(name, slices=0, writes=writes))
-            return
+            return writes
         problem = pool_problem(pool)
         if problem is not None:
             self._refused(name, pool, PublishFailure(name, None, f"pool {name}: {problem}", False))
-            return
+            return 0
         try:
             writes = self._again(
                 lambda: self._writer.write(name, self._effective(name, pool), self._stored(name, pool))
@@ -241,8 +270,9 @@ class Publisher:
             if error.status not in PERMANENT:
                 raise
             self._refused(name, pool, PublishFailure(name, error.status, error.message, False))
-            return
+            return 0
         self._tell(lambda: self._observer.published(name, slices=len(pool.slices), writes=writes))
+        return writes
 
     def _again(self, attempt: Callable[[], int]) -> int:
         """Somebody else wrote in between: what changed has been read again, so try with that."""

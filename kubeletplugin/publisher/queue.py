@@ -78,12 +78,16 @@ class RepairPace:
         self._clock = clock
         self._repairs: dict[str, deque[float]] = {}
 
-    def next(self, pool: str) -> float:
-        """Seconds to wait before this repair of ``pool``."""
-        now = self._clock()
+    def delay(self, pool: str) -> float:
+        """Seconds to wait before the next repair of ``pool``."""
+        return min(self.CAP, self._delay * 2.0 ** max(0, len(self._recent(pool)) - self.FREE))
+
+    def count(self, pool: str) -> None:
+        """``pool`` was repaired."""
+        self._recent(pool).append(self._clock())
+
+    def _recent(self, pool: str) -> deque[float]:
         times = self._repairs.setdefault(pool, deque(maxlen=32))
-        while times and now - times[0] > self.WINDOW:
+        while times and self._clock() - times[0] > self.WINDOW:
             times.popleft()
-        delay = min(self.CAP, self._delay * 2.0 ** max(0, len(times) - self.FREE))
-        times.append(now)
-        return delay
+        return times

@@ -78,6 +78,11 @@ class PoolWriter:
         self._accepted[name] = pool
         return plan.writes
 
+    def is_settled(self, name: str, pool: Pool) -> bool:
+        """Whether nothing would have to be written now; asks nobody."""
+        uid = self._node_uid
+        return uid is not None and not plan_pool(name, pool, self._cache.pool(name), self._as_owner(uid)).writes
+
     def _rehearse(self, plan: Plan) -> None:
         """Ask for a dry run where a refusal in the middle would leave a pool that the scheduler has to ignore."""
         if plan.writes < 2:
@@ -93,6 +98,9 @@ class PoolWriter:
             node = self._client.get(f"/api/v1/nodes/{self._node_name}")
             uid = str(node["metadata"]["uid"])
             self._node_uid, self._node_read = uid, time.monotonic()
+        return self._as_owner(uid)
+
+    def _as_owner(self, uid: str) -> Owner:
         return Owner(self._driver_name, self._node_name, uid)
 
     def _update(self, document: JSON, query: Mapping[str, str]) -> JSON:
