@@ -141,7 +141,9 @@ class ClaimCalls:
             return {ref.uid: error for ref in batch}
         except Exception as error:
             log.exception("%s of %s failed", call.kind, ", ".join(map(str, batch)))
-            return {ref.uid: self._internal(f"{type(error).__name__}: {error}") for ref in batch}
+            if len(batch) > 1:  # one by one, so that only the claim that brings the handler down fails
+                return {uid: one for ref in batch for uid, one in self._guarded([ref], call, work).items()}
+            return {batch[0].uid: self._internal(f"{type(error).__name__}: {error}")}
         uids = {ref.uid for ref in batch}
         if extra := sorted(set(answer) - uids):
             log.error("the handler answered for claims that nobody asked about: %s", ", ".join(extra))

@@ -122,11 +122,10 @@ class Plugin:
             make_folder(paths.registration.parent, private=False)
             # Threads of the server only wait for a worker, or for the claim's turn; they must outnumber the workers
             # so that a call which has to wait too long is told so.
-            dra_server = grpc.server(
-                ArrivalPool(4 * self._workers, thread_name_prefix="dra-rpc"), options=SERVER_OPTIONS
-            )
+            pool = ArrivalPool(4 * self._workers, thread_name_prefix="dra-rpc")
+            dra_server = grpc.server(pool, options=SERVER_OPTIONS)
             add_services(dra_server, self._service)
-            self._dra = _Endpoint.serve(dra_server, paths.dra)
+            self._dra = _Endpoint.serve(dra_server, pool, paths.dra)
             try:
                 self._registration = self._start_registration(paths)
             except SocketError:
@@ -161,8 +160,9 @@ class Plugin:
         """Ends the plugin: new calls are refused, running ones get ``grace`` seconds, own sockets are removed.
 
         Slices stay: the kubelet removes them when no instance comes back in 30 s. Safe to call twice, and before
-        ``start`` has ended in another thread. A handler call that outlives ``grace`` keeps its thread, which would
-        delay the interpreter's ordinary exit.
+        ``start`` has ended in another thread; not in a signal handler, which could interrupt ``start`` itself: set an
+        event there and stop in the main thread. A handler call that outlives ``grace`` keeps its thread, and the
+        interpreter's ordinary exit waits for it (``os._exit`` does not).
         """
         with self._lock:
             self._stopped = True
@@ -225,10 +225,11 @@ class Plugin:
         return None if status.ok else f"the kubelet refused the plugin: {status.error}"
 
     def _start_registration(self, paths: SocketPaths) -> _Endpoint:
-        server = grpc.server(ArrivalPool(2, thread_name_prefix="dra-registration"), options=SERVER_OPTIONS)
+        pool = ArrivalPool(2, thread_name_prefix="dra-registration")
+        server = grpc.server(pool, options=SERVER_OPTIONS)
         service = RegistrationService(self.driver_name, paths.dra, SERVICES, self.registered, self._observer)
         registration_v1_pb2_grpc.add_RegistrationServicer_to_server(service, server)
-        return _Endpoint.serve(server, paths.registration)
+        return _Endpoint.serve(server, pool, paths.registration)
 
 
 def rpc_text(error: grpc.RpcError) -> str:
@@ -238,14 +239,15 @@ def rpc_text(error: grpc.RpcError) -> str:
 
 
 class _Endpoint:
-    """A running server and its socket."""
+    """A running server, its threads and its socket."""
 
-    def __init__(self, server: grpc.Server, socket: BoundSocket) -> None:
+    def __init__(self, server: grpc.Server, pool: ArrivalPool, socket: BoundSocket) -> None:
         self._server = server
+        self._pool = pool
         self._socket = socket
 
     @classmethod
-    def serve(cls, server: grpc.Server, path: Path) -> _Endpoint:
+    def serve(cls, server: grpc.Server, pool: ArrivalPool, path: Path) -> _Endpoint:
         """Starts the server at the path.
 
         Raises:
@@ -254,13 +256,15 @@ class _Endpoint:
         pending = PendingSocket(server, path)
         try:
             server.start()
-            return cls(server, pending.publish())
+            return cls(server, pool, pending.publish())
         except SocketError:
             server.stop(0).wait()
+            pool.shutdown(wait=False)
             pending.discard()
             raise
 
     def close(self, grace: float) -> None:
         """Refuses new calls, waits at most ``grace`` seconds for running ones, removes the socket if it is ours."""
         self._server.stop(grace).wait(grace + 1)
+        self._pool.shutdown(wait=False)
         self._socket.remove()

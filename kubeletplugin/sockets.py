@@ -60,17 +60,18 @@ def socket_paths(driver_name: str, plugins_dir: Path, registry_dir: Path, instan
     if instance_uid is not None and not _INSTANCE_UID.match(instance_uid):
         raise SocketError(f"instance UID {instance_uid!r} is not a pod UID (letters, digits and dashes, at most 63)")
     data_dir = plugins_dir / driver_name
-    long_hash = _digest(f"{driver_name}\0{instance_uid or ''}", 16)
+    both = f"{driver_name}\0{instance_uid or ''}"
+    hashed = (f"dra-{_digest(both, 16)}-reg.sock", f"dra-{_digest(both, 8)}")
     if instance_uid is None:
         dra_names: tuple[str, ...] = ("dra.sock", "dra")
-        registration_names: tuple[str, ...] = (f"{driver_name}-reg.sock", f"dra-{long_hash}-reg.sock")
+        registration_names: tuple[str, ...] = (f"{driver_name}-reg.sock", *hashed)
     else:
         short_hash = _digest(instance_uid, 8)
         dra_names = (f"dra-{instance_uid}.sock", f"dra-{short_hash}.sock", f"dra-{short_hash}", short_hash)
         registration_names = (
             f"{driver_name}-{instance_uid}-reg.sock",
             f"{driver_name}-{short_hash}-reg.sock",
-            f"dra-{long_hash}-reg.sock",
+            *hashed,
         )
     return SocketPaths(
         dra=_first_fitting(data_dir, dra_names), registration=_first_fitting(registry_dir, registration_names)

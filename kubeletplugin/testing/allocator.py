@@ -78,7 +78,7 @@ def equalities(candidate: Candidate, expressions: Sequence[str]) -> bool:
         AllocationError: a device lacks the attribute, which ends the real scheduler's attempt too.
         UnsupportedClaimError: an expression is more than that.
     """
-    return all([_conjunction(candidate, expression) for expression in expressions])
+    return all(_conjunction(candidate, expression) for expression in expressions)
 
 
 def _conjunction(candidate: Candidate, expression: str) -> bool:

@@ -1,0 +1,208 @@
+"""Socket paths fit, belong to one instance, and are closed to others."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeletplugin.sockets import (
+    MAX_SOCKET_PATH,
+    PendingSocket,
+    SocketError,
+    SocketPaths,
+    is_alive,
+    make_folder,
+    socket_paths,
+)
+
+PLUGINS = Path("/var/lib/kubelet/plugins")
+REGISTRY = Path("/var/lib/kubelet/plugins_registry")
+POD = "ad4af911-5bcd-47c5-a554-f35cea869472"
+LONG_DRIVER = "a" * 63
+
+
+def paths(driver: str, uid: str | None = None, root: str = "/var/lib/kubelet") -> SocketPaths:
+    return socket_paths(driver, Path(root, "plugins"), Path(root, "plugins_registry"), uid)
+
+
+def test_names_are_the_go_helpers_where_they_fit() -> None:
+    assert paths("gpu.example.com") == SocketPaths(
+        PLUGINS / "gpu.example.com/dra.sock", REGISTRY / "gpu.example.com-reg.sock"
+    )
+    assert paths("gpu.example.com", POD) == SocketPaths(
+        PLUGINS / f"gpu.example.com/dra-{POD}.sock", REGISTRY / f"gpu.example.com-{POD}-reg.sock"
+    )
+
+
+def test_long_registration_names_are_hashed_as_upstream_does() -> None:
+    example = paths("gpu.dra-example-driver.sigs.k8s.io", POD).registration
+    assert example.name == "gpu.dra-example-driver.sigs.k8s.io-Jk8-oymVURI-reg.sock"
+    assert paths(LONG_DRIVER, POD).registration.name == "dra-tbWFcO8QLaMfCl-a79Gzgw-reg.sock"
+
+
+@pytest.mark.bug("B115")
+def test_the_longest_driver_name_fits_with_a_pod_uid() -> None:
+    chosen = paths(LONG_DRIVER, POD)
+    assert chosen.dra.parent == PLUGINS / LONG_DRIVER
+    assert max(len(os.fsencode(path)) for path in (chosen.dra, chosen.registration)) <= MAX_SOCKET_PATH
+
+
+@pytest.mark.bug("B115")
+@pytest.mark.parametrize(("length", "name"), [(106, "dra.sock"), (107, "dra.sock"), (108, "dra"), (109, "dra")])
+def test_a_path_of_107_bytes_is_used_and_one_of_108_is_shortened(length: int, name: str) -> None:
+    plugins_dir = Path("/" + "r" * (length - len("//net.example.com/dra.sock")))
+    assert len(os.fsencode(plugins_dir / "net.example.com/dra.sock")) == length
+    assert socket_paths("net.example.com", plugins_dir, REGISTRY, None).dra.name == name
+
+
+@pytest.mark.bug("B115")
+def test_a_path_that_no_name_fits_into_is_refused_with_advice() -> None:
+    with pytest.raises(SocketError, match=r"allow 107; use a shorter driver name, or a shorter path"):
+        paths(LONG_DRIVER, POD, root="/var/lib/rancher/k3s/agent/kubelet")
+
+
+@pytest.mark.bug("B115")
+def test_the_limit_is_what_the_kernel_accepts(root: Path) -> None:
+    longest = root / ("s" * (MAX_SOCKET_PATH - len(os.fsencode(root)) - 1))
+    with socket.socket(socket.AF_UNIX) as fitting:
+        fitting.bind(os.fspath(longest))
+    with socket.socket(socket.AF_UNIX) as too_long, pytest.raises(OSError, match="too long"):
+        too_long.bind(os.fspath(longest) + "s")
+
+
+def test_names_shortened_for_two_pods_differ() -> None:
+    one, other = (paths(LONG_DRIVER, uid) for uid in (POD, POD.replace("ad4", "ad5")))
+    assert one.dra != other.dra
+    assert one.registration != other.registration
+
+
+@given(
+    driver=st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", fullmatch=True),
+    uid=st.none() | st.uuids().map(str),
+    root=st.from_regex(r"(/[a-z]{1,12}){1,6}", fullmatch=True),
+)
+def test_every_answer_fits_and_stays_in_its_folder(driver: str, uid: str | None, root: str) -> None:
+    shortest = len(f"{root}/plugins/{driver}/") + 15
+    if shortest > MAX_SOCKET_PATH:
+        return
+    chosen = paths(driver, uid, root)
+    assert chosen.dra.parent == Path(root, "plugins", driver)
+    assert chosen.registration.parent == Path(root, "plugins_registry")
+    assert max(len(os.fsencode(path)) for path in (chosen.dra, chosen.registration)) <= MAX_SOCKET_PATH
+    assert not chosen.registration.name.startswith("."), "the kubelet ignores hidden names"
+
+
+@pytest.mark.bug("B131")
+@pytest.mark.parametrize("uid", ["../x", "a/b", "", ".", "a" * 64, "x\n"])
+def test_an_instance_uid_that_is_no_uid_is_refused(uid: str) -> None:
+    with pytest.raises(SocketError, match="is not a pod UID"):
+        paths("net.example.com", uid)
+
+
+def test_relative_folders_are_refused() -> None:
+    with pytest.raises(SocketError, match="plugins is not an absolute path"):
+        socket_paths("net.example.com", Path("plugins"), REGISTRY, None)
+
+
+@pytest.mark.bug("B133")
+def test_a_private_folder_is_made_or_closed_for_others(root: Path) -> None:
+    made, open_one, strict = root / "a/made", root / "open", root / "strict"
+    open_one.mkdir()
+    open_one.chmod(0o777)
+    strict.mkdir()
+    strict.chmod(0o700)
+    for folder in (made, open_one, strict):
+        make_folder(folder, private=True)
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (made, open_one, strict)] == [0o750, 0o750, 0o700]
+
+
+def test_the_kubelets_own_folder_keeps_its_mode(root: Path) -> None:
+    root.chmod(0o755)
+    make_folder(root, private=False)
+    assert stat.S_IMODE(root.stat().st_mode) == 0o755
+
+
+def test_a_folder_that_is_a_file_is_named(root: Path) -> None:
+    (root / "plugins").write_text("")
+    with pytest.raises(SocketError, match=r"folder .*/plugins cannot be used: .*; check the hostPath mount"):
+        make_folder(root / "plugins", private=True)
+
+
+def server() -> grpc.Server:
+    return grpc.server(ThreadPoolExecutor(1))
+
+
+def started(path: Path) -> tuple[grpc.Server, object]:
+    one = server()
+    pending = PendingSocket(one, path)
+    one.start()
+    return one, pending.publish()
+
+
+@pytest.mark.bug("B133")
+def test_a_socket_is_its_owners_alone_from_the_moment_it_is_visible(root: Path) -> None:
+    one = server()
+    pending = PendingSocket(one, root / "dra.sock")
+    (hidden,) = root.iterdir()
+    assert hidden.name.startswith(".")
+    assert stat.S_IMODE(hidden.stat().st_mode) == 0o600
+    pending.publish()
+    assert stat.S_IMODE((root / "dra.sock").stat().st_mode) == 0o600
+    one.stop(0).wait()
+
+
+def test_a_stale_socket_is_replaced(root: Path) -> None:
+    path = root / "dra.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(path))
+    assert not is_alive(path)
+    one, _ = started(path)
+    assert is_alive(path)
+    one.stop(0).wait()
+
+
+def test_a_file_that_is_no_socket_is_not_replaced(root: Path) -> None:
+    path = root / "dra.sock"
+    path.write_text("somebody's notes")
+    one = server()
+    pending = PendingSocket(one, path)
+    with pytest.raises(SocketError, match=r"dra\.sock exists and is not a socket; move it away"):
+        pending.publish()
+    pending.discard()
+    assert path.read_text() == "somebody's notes"
+    assert list(root.iterdir()) == [path]
+    one.stop(0).wait()
+
+
+def test_the_first_of_two_instances_leaves_the_seconds_socket_alone(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = root / "dra.sock"
+    first, first_socket = started(path)
+    second, second_socket = started(path)
+    assert "another process still serves" in caplog.text
+    first.stop(0).wait()
+    first_socket.remove()
+    assert is_alive(path)
+    assert second_socket.is_ours()
+    second.stop(0).wait()
+    second_socket.remove()
+    assert list(root.iterdir()) == []
+
+
+def test_a_folder_that_is_missing_is_named_with_advice(root: Path) -> None:
+    one = server()
+    with pytest.raises(SocketError, match=r"check that .*/gone is a writable folder"):
+        PendingSocket(one, root / "gone/dra.sock")
+
+
+def test_nobody_listens_behind_nothing(root: Path) -> None:
+    assert not is_alive(root / "none")
