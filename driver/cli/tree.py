@@ -70,5 +70,7 @@ def _show_rich(root: Branch, stream: TextIO) -> bool:
         tree.children.extend(build(child) for child in branch.children)
         return tree
 
-    Console(file=stream, soft_wrap=True, highlight=False).print(build(root))
+    # The terminal wraps what is too long for it; rich would cut it off, and a reason that is cut helps nobody.
+    width = max(map(len, plain(root))) * 2 + 1
+    Console(file=stream, width=width, highlight=False).print(build(root))
     return True

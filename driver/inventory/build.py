@@ -166,6 +166,8 @@ def _without_clones(gpus: list[Gpu]) -> list[Gpu]:
 
 def _node_problems(snapshot: NvmlSnapshot | None, host: HostTopology) -> Iterable[Problem]:
     if snapshot is None:
+        if not host.gpus:
+            return
         loaded = host.kernel_driver_version
         state = f"the kernel module is {loaded}" if loaded else "NVIDIA's kernel module is not loaded"
         yield Problem("node", f"NVML gives no answer ({state}); GPUs are offered once the driver is up")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from driver.model import Gpu, GpuState, MigMode, NodeInventory, PciAddress
 from driver.publish import ATTRIBUTES, PoolDocument, build_pool, pool_name, slice_objects
 from driver.publish.pool import chunks, uniform_keys
+from kubeletplugin.validation import validate_slice
 
 Make = Callable[..., Gpu]
 Node = Callable[..., NodeInventory]
@@ -282,3 +283,5 @@ def test_every_pool_keeps_the_rules_of_the_api(
             if isinstance(content, str):
                 assert 0 < len(content.encode()) <= 64
     json.dumps(pool.slices, allow_nan=False)
+    objects = slice_objects(pool, node_name="node-a", driver_name=DRIVER)
+    assert [fault for one in objects for fault in validate_slice(one["spec"])] == []
