@@ -25,7 +25,7 @@ RUN rm -rf native/mock native/*.so native/_nvml.c && \
     /tools/bin/pip --python /opt/gpudra/bin/python install --quiet --disable-pip-version-check --no-deps --no-compile \
         /wheels/*.whl && \
     /opt/gpudra/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/gpudra/lib && \
-    /opt/gpudra/bin/python -c "import native._nvml"
+    /opt/gpudra/bin/python -I -c "import native._nvml"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="gpudra" \

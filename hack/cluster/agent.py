@@ -106,6 +106,24 @@ class Agent:
             lines = log.read().decode(errors="replace").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
+    def wait_message(self, text: str, offset: int = 0, timeout: float = 30.0) -> dict[str, Any]:
+        """Wait until it has logged a message that holds ``text`` after byte ``offset``; return the entry.
+
+        Raises:
+            ClusterError: it ended, or the time is over.
+        """
+        process = self.process
+        if process is None:
+            raise ClusterError(f"no agent runs:\n{processes.tail(self.log)}")
+        found: list[dict[str, Any]] = []
+
+        def said() -> bool:
+            found[:] = [entry for entry in self.log_entries(offset) if text in entry["message"]]
+            return bool(found)
+
+        processes.wait_for(f"the words {text!r} in the agent's log", said, process, self.log, timeout=timeout)
+        return found[0]
+
     def wait_published(self, api: Api, devices: int, timeout: float = 30.0) -> None:
         """Wait until the node's slices hold exactly so many devices."""
         api.wait_all(
