@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from driver.inventory import build_inventory
+from driver.inventory.states import CALLS
 from driver.model import EccMode, Gpu, GpuState, MemoryKind, MigMode, NodeInventory, PciAddress
 from native.nvml.errors import NvmlReturn
-from native.nvml.types import NvmlSnapshot
+from native.nvml.types import GpuSnapshot, NvmlSnapshot
 from native.sysfs import HostProblem, HostTopology
 from tests.support.nodes import BOOT_ID, H100_BYTES, address, host, nvml, nvml_gpu, pci_gpu
 
@@ -340,3 +343,9 @@ def test_the_loss_of_some_gpus_changes_nothing_about_the_others(lost: set[int]) 
 
     for number in set(range(8)) - lost:
         assert after.gpus[number] == before.gpus[number]
+
+
+def test_every_field_that_can_fail_has_a_call_to_name() -> None:
+    fields = {field.name for field in dataclasses.fields(GpuSnapshot)} - {"address", "codes"}
+
+    assert set(CALLS) == fields | {"handle"}
