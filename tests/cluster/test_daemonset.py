@@ -1,0 +1,167 @@
+"""The agent as users run it: the built image, as the DaemonSet of deploy/, under its own token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hack import image
+from hack.cluster import access, lifecycle
+from hack.cluster.agent import Agent
+from hack.cluster.api import Api, path
+from hack.cluster.layout import AGENT_NAMESPACE, DRIVER_NAME, NODE_NAME, Layout
+from hack.cluster.scene import Container, Namespace, listed, uuids
+from native.mock import MockNode
+from native.mock.tree import NODE_FILE
+
+DAEMONSET = Path(__file__).parents[2] / "deploy" / "daemonset.yaml"
+NAME = "gpudra-agent"
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+
+
+def for_this_cluster(document: dict[str, Any], layout: Layout, mock: MockNode) -> dict[str, Any]:
+    """The manifest with the paths of the test node: another kubelet root, and a machine that is a folder."""
+    moved = {
+        "/var/lib/kubelet": str(layout.kubelet),
+        "/var/run/cdi": str(layout.cdi),
+        "gpudra:0.1.0": image.TAG,
+    }
+    text = json.dumps(document)
+    for old, new in moved.items():
+        assert old in text
+        text = text.replace(old, new)
+    moved_document: dict[str, Any] = json.loads(text)
+    pod = moved_document["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    container["imagePullPolicy"] = "Never"
+    container["env"] = [entry for entry in container["env"] if entry["name"] not in machine(mock)]
+    container["env"] += [{"name": name, "value": value} for name, value in machine(mock).items()]
+    for volume in pod["volumes"]:
+        if volume["name"] == "driver-root":
+            volume["hostPath"]["path"] = str(mock.root)
+        if volume["name"] == "sys":
+            volume["hostPath"]["path"] = str(mock.root / "sys")
+    return moved_document
+
+
+def machine(mock: MockNode) -> dict[str, str]:
+    """Settings that lead the agent to the mock node, which stands at /driver-root for it."""
+    return {
+        "GPUDRA_HOST_DRIVER_ROOT": str(mock.root),
+        "GPUDRA_DEV_ROOT": "/driver-root/dev",
+        "GPUDRA_HOST_DEV_ROOT": f"{mock.root}/dev",
+        "GPUDRA_PROC_ROOT": "/driver-root/proc",
+        "GPUDRA_MOCK_NODE": f"/driver-root/{NODE_FILE}",
+        "GPUDRA_MOCK_DEV": "/driver-root/dev",
+    }
+
+
+@pytest.fixture(scope="module")
+def loaded_image(cluster: Layout, tmp_path_factory: pytest.TempPathFactory) -> None:
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    image.build(archive)
+    lifecycle.import_image(cluster, archive)
+
+
+@pytest.fixture(scope="module")
+def daemonset(cluster: Layout, api: Api, mock_node: MockNode, loaded_image: None) -> Iterator[dict[str, Any]]:
+    """The agent's pod, ready. No other agent runs meanwhile, and what one published is gone."""
+    Agent(cluster).stop()
+    for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}"):
+        api.delete("resourceslices", None, item["metadata"]["name"])
+    api.patch("nodes", None, NODE_NAME, {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}})
+    document = for_this_cluster(yaml.safe_load(DAEMONSET.read_text()), cluster, mock_node)
+    api.create("daemonsets", AGENT_NAMESPACE, document)
+    try:
+        yield ready_pod(api)
+    finally:
+        api.delete("daemonsets", AGENT_NAMESPACE, NAME)
+        api.wait_all("pods", AGENT_NAMESPACE, lambda pods: not pods, "the agent's pod is gone", 60)
+
+
+def ready_pod(api: Api) -> dict[str, Any]:
+    """Wait until the DaemonSet's pod passes its probes."""
+
+    def ready(pods: dict[str, dict[str, Any]]) -> bool:
+        return [
+            condition["status"]
+            for pod in pods.values()
+            for condition in pod["status"].get("conditions", [])
+            if condition["type"] == "Ready"
+        ] == ["True"]
+
+    try:
+        return next(iter(api.wait_all("pods", AGENT_NAMESPACE, ready, "the agent's pod is ready", 90).values()))
+    except AssertionError as error:
+        own = Namespace(api, AGENT_NAMESPACE)
+        names = [pod["metadata"]["name"] for pod in api.items("pods", AGENT_NAMESPACE)]
+        said = [(own.events(name), own.log_lines(name, "agent", timeout=2)[-15:]) for name in names]
+        raise AssertionError(f"{error}\n{json.dumps(said, indent=1)}") from None
+
+
+def test_the_daemonset_publishes_and_a_pod_gets_exactly_its_gpu(
+    daemonset: dict[str, Any], cluster: Layout, api: Api, namespace: Namespace
+) -> None:
+    Agent(cluster).wait_published(api, 8)
+    namespace.claim("one")
+    namespace.pod("p", claim="one")
+    namespace.running("p")
+    assert listed(namespace.log_lines("p", lines=1)) == uuids(api, namespace.allocated("one"))
+
+
+def test_its_own_token_may_not_write_a_slice_of_another_node(daemonset: dict[str, Any], cluster: Layout) -> None:
+    token = access.kubectl(
+        cluster, "create", "token", access.AGENT_ACCOUNT, "-n", AGENT_NAMESPACE,
+        "--bound-object-kind=Pod", f"--bound-object-name={daemonset['metadata']['name']}",
+    ).strip()  # fmt: skip
+    access.write_secret(cluster.token("pod"), token)
+    pod = Api(cluster, "pod")
+    slice_of = {
+        "metadata": {"name": "forged"},
+        "spec": {"driver": DRIVER_NAME, "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}},
+    }
+    for node, expected in (("node-b", {403, 422}), (NODE_NAME, {201})):
+        slice_of["spec"] |= {"nodeName": node}
+        status, answer = pod.request("POST", path("resourceslices"), slice_of, dryRun="All")
+        assert status in expected, answer
+    pod.close()
+
+
+def test_its_sockets_are_named_by_the_pod_and_gone_with_it(
+    daemonset: dict[str, Any], cluster: Layout, api: Api, namespace: Namespace
+) -> None:
+    uid = daemonset["metadata"]["uid"]
+    assert [socket.name for socket in cluster.registry.glob("*.sock") if uid in socket.name] != []
+    before = {
+        item["metadata"]["uid"] for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}")
+    }
+    api.delete("pods", AGENT_NAMESPACE, daemonset["metadata"]["name"])
+    api.wait("pods", AGENT_NAMESPACE, daemonset["metadata"]["name"], lambda pod: pod is None, "the pod is gone")
+    successor = ready_pod(api)
+    assert successor["metadata"]["uid"] != uid
+    assert [socket.name for socket in cluster.registry.glob("*.sock") if uid in socket.name] == []
+    after = {
+        item["metadata"]["uid"] for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}")
+    }
+    assert after == before, "an update of the agent took the slices away"
+    namespace.claim("one")
+    namespace.pod("p", claim="one", containers=[Container("main", "nvidia-smi -L")])
+    namespace.succeeded("p")
+
+
+def test_the_image_holds_no_mock_and_no_compiler(daemonset: dict[str, Any], cluster: Layout) -> None:
+    name = daemonset["metadata"]["name"]
+    pods = access.kubectl(cluster, "get", "pods", "-n", AGENT_NAMESPACE, "-o", "name").split()
+    script = (
+        "import importlib.util, shutil; "
+        "print(importlib.util.find_spec('native.mock'), shutil.which('cc'), shutil.which('pip'), shutil.which('uv'))"
+    )
+    for pod in pods or [name]:
+        said = access.kubectl(cluster, "exec", "-n", AGENT_NAMESPACE, pod, "--", "/opt/gpudra/bin/python", "-c", script)
+        assert said.split() == ["None"] * 4
