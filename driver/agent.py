@@ -21,13 +21,14 @@ from driver.bridge import AgentObserver, ClaimHandler, count_prepared, resources
 from driver.discovery import Discovery, View
 from driver.metrics import Deferred, Metrics
 from driver.model import DriverFiles, GpuState, NodeInventory
-from driver.prepare import DeviceNodes, DriverRoot, HostEdits, Preparer, StatReader
+from driver.prepare import DeviceNodes, DriverRoot, HostEdits, Preparer
 from driver.publish import build_pool, pool_name
 from driver.settings import Settings
 from kubeletplugin import api
 from kubeletplugin.client import KubeClient
 from kubeletplugin.plugin import Plugin
 from kubeletplugin.sockets import SocketError
+from native.devnodes import read_node
 
 if TYPE_CHECKING:
     from kubeletplugin.healthserver import HealthServer
@@ -245,7 +246,7 @@ class Agent:
                 hook_path=settings.cdi_hook,
             ),
             nodes=DeviceNodes(
-                StatReader(settings.dev_path.parent),
+                lambda path: read_node(settings.dev_path.parent, path),
                 str(settings.host_dev_path.parent),
                 require_devices=not settings.plain_device_nodes,
             ),

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,9 +84,12 @@ def run(options: argparse.Namespace) -> int:
     screen = Screen(sys.stdout)
     # Socket paths are at most 107 bytes long: a short folder, wherever TMPDIR points.
     folder = Path(tempfile.mkdtemp(prefix="gpudra-", dir="/tmp"))
+    from kubeletplugin.testing.allocator import AllocationError
+    from kubeletplugin.testing.kubelet import KubeletError
+
     try:
         _walk(screen, folder, options.mock_profile)
-    except DemoError as err:
+    except (DemoError, AllocationError, KubeletError) as err:
         screen.text(f"\nfailed: {err}")
         log = folder / "agent.log"
         if log.exists():
@@ -140,7 +143,7 @@ def _walk(screen: Screen, folder: Path, profile: str) -> None:
         kubelet = stack.enter_context(Kubelet(registry, node_name=NODE, client=client))
         screen.step("The agent starts, registers with the kubelet and publishes what the node has")
         agent = stack.enter_context(_agent(folder, node, server.url))
-        kubelet.plugins.wait_registered(DRIVER, PATIENCE)
+        agent.until("the kubelet has no plugin of that name", lambda: any(kubelet.plugins.registered()))
         screen.block(f"registered as {DRIVER}")
         _show_slices(screen, _wait_for_slices(client, agent))
         _live(screen, folder, node, client, Allocator(client), kubelet)
@@ -222,10 +225,16 @@ class _Agent:
 
     process: subprocess.Popen[bytes]
 
-    def check(self) -> None:
-        """Raise if it has ended."""
-        if self.process.poll() is not None:
-            raise DemoError(f"the agent ended with exit code {self.process.returncode}")
+    def until(self, complaint: str, condition: Callable[[], bool]) -> None:
+        """Wait for a condition while the agent lives."""
+        deadline = time.monotonic() + PATIENCE
+        pause = threading.Event()
+        while not condition():
+            if self.process.poll() is not None:
+                raise DemoError(f"the agent ended with exit code {self.process.returncode}")
+            if time.monotonic() > deadline:
+                raise DemoError(f"{complaint} after {PATIENCE:g} s")
+            pause.wait(0.02)
 
     def end(self) -> int:
         """End it as a node would, and return its exit code."""
@@ -257,16 +266,13 @@ def _agent(folder: Path, node: MockNode, server: str) -> Iterator[_Agent]:
 
 
 def _wait_for_slices(client: KubeClient, agent: _Agent) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + PATIENCE
-    pause = threading.Event()
-    while True:
-        agent.check()
-        slices: list[dict[str, Any]] = client.get(f"{RESOURCE_API}/resourceslices")["items"]
-        if slices and len(slices) == slices[0]["spec"]["pool"]["resourceSliceCount"]:
-            return slices
-        if time.monotonic() > deadline:
-            raise DemoError(f"no complete pool of ResourceSlices in {PATIENCE:g} s")
-        pause.wait(0.05)
+    def complete() -> bool:
+        slices[:] = client.get(f"{RESOURCE_API}/resourceslices")["items"]
+        return bool(slices) and len(slices) == slices[0]["spec"]["pool"]["resourceSliceCount"]
+
+    slices: list[dict[str, Any]] = []
+    agent.until("there is no complete pool of ResourceSlices", complete)
+    return slices
 
 
 def _show_slices(screen: Screen, slices: list[dict[str, Any]]) -> None:
@@ -276,7 +282,7 @@ def _show_slices(screen: Screen, slices: list[dict[str, Any]]) -> None:
             f"ResourceSlice {item['metadata']['name']}  pool {pool['name']} generation {pool['generation']}, "
             f"{len(item['spec'].get('devices', []))} devices:"
         )
-        rows = [("DEVICE", "NUMA", "PCIE ROOT", "SWITCH", "NVLINKS", "MEMORY")]
+        rows: list[tuple[str, ...]] = [("DEVICE", "NUMA", "PCIE ROOT", "SWITCH", "NVLINKS", "MEMORY")]
         rows += [_row(device) for device in item["spec"].get("devices", [])]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for row in rows:
