@@ -6,6 +6,7 @@ call and a comparison of bytes per GPU.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -212,21 +213,25 @@ def _take_pairs(fields: Fields, gpu: Any, codes: list[int]) -> None:
 
 
 def _links(gpu: Any) -> tuple[NvLink, ...]:
-    links = []
-    for index in range(gpu.link_count):
-        link = gpu.links[index]
-        if link.state_code != NvmlReturn.SUCCESS:
-            continue
-        active = bool(link.active)
-        # The far end of a link that is down is not asked for: its codes are zero because nobody wrote them.
-        absent = NvmlReturn.SUCCESS if active else NvmlReturn.NO_DATA
-        links.append(
-            values.nvlink(
-                index,
-                active,
-                (link.version_code, link.version),
-                (link.remote_pci_code or absent, _pci(link.remote)),
-                (link.remote_type_code or absent, link.remote_type),
-            )
-        )
-    return tuple(links)
+    raw = _raw(gpu.links)
+    size = _ffi.sizeof("door_link")
+    links = (_link(index, raw[index * size : (index + 1) * size]) for index in range(gpu.link_count))
+    return tuple(link for link in links if link is not None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _link(index: int, raw: bytes) -> NvLink | None:
+    """One door_link as a value, None for a hole; cached, because links outlive most other changes of a GPU."""
+    link = _ffi.from_buffer("door_link *", raw)
+    if link.state_code != NvmlReturn.SUCCESS:
+        return None
+    active = bool(link.active)
+    # The far end of a link that is down is not asked for: its codes are zero because nobody wrote them.
+    absent = NvmlReturn.SUCCESS if active else NvmlReturn.NO_DATA
+    return values.nvlink(
+        index,
+        active,
+        (link.version_code, link.version),
+        (link.remote_pci_code or absent, _pci(link.remote)),
+        (link.remote_type_code or absent, link.remote_type),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -45,9 +46,12 @@ def clean_text(raw: bytes) -> str | None:
     Surrounding blanks go too (boards pad serial numbers). None where nothing is left.
     """
     text = raw.split(b"\0", 1)[0].decode("utf-8", errors="replace")
-    return "".join(character for character in text if character.isprintable()).strip() or None
+    if not text.isprintable():
+        text = "".join(character for character in text if character.isprintable())
+    return text.strip() or None
 
 
+@functools.lru_cache(maxsize=1024)
 def pci_address(info: PciInfo) -> str | None:
     """The canonical address in an nvmlPciInfo_t: its busId, else (older structs lack it) its numbers."""
     try:
