@@ -7,6 +7,7 @@ of slices against a newer server.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -18,12 +19,14 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 import urllib3
-from urllib3.exceptions import HTTPError, ProtocolError
+from urllib3.exceptions import HTTPError, InsecureRequestWarning, ProtocolError
 
 from kubeletplugin.api import JSON
 from kubeletplugin.credentials import SERVICE_ACCOUNT, Access, Secret, TlsSource, TokenSource
 from kubeletplugin.kubeconfig import load_kubeconfig
 from kubeletplugin.ratelimit import TokenBucket
+
+logger = logging.getLogger(__name__)
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -113,6 +116,10 @@ class KubeClient:
         self._server_name = tls_server_name
         self._tokens = TokenSource(access.token)
         self._tls = TlsSource(access) if parts.scheme == "https" else None
+        if insecure_skip_verify:
+            logger.warning("certificates of %s are not verified, as asked for", server)
+            # Said once here; urllib3 would say it with each request.
+            urllib3.disable_warnings(InsecureRequestWarning)
         self._bucket = TokenBucket(rate, burst)
         self._user_agent = user_agent
         self._lock = threading.Lock()
@@ -207,6 +214,22 @@ class KubeClient:
         """
         deadline = time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout)
         payload = None if body is None else msgspec.json.encode(body)
+        return self._decode(method, path, self._answer(method, path, query, payload, content_type, deadline))
+
+    def text(self, path: str, *, query: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
+        """What a path that does not speak JSON answers (``/readyz``: "ok"). Raises as ``request``."""
+        deadline = time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout)
+        return self._answer("GET", path, query, None, "", deadline).decode("utf-8", "replace")
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        payload: bytes | None,
+        content_type: str,
+        deadline: float,
+    ) -> bytes:
         renewed = False
         while True:
             try:
@@ -215,7 +238,7 @@ class KubeClient:
             except (HTTPError, OSError) as error:
                 raise self._unreachable(method, path, error) from error
             if response.status < 300:
-                return self._decode(method, path, data)
+                return data
             error_answer = _api_error(response, data)
             if error_answer.status == 401 and self._tokens.may_change and not renewed:
                 renewed = True
@@ -330,7 +353,7 @@ class KubeClient:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send one request. The body is unread; the connection goes back to the pool only if it was read to the end."""
         self._wait(self._bucket.take(), method, path, deadline)
-        headers = {"Accept": "application/json", "User-Agent": self._user_agent}
+        headers = {"Accept": "application/json, */*;q=0.1", "User-Agent": self._user_agent}
         if payload is not None:
             headers["Content-Type"] = content_type
         token = self._tokens.get(force=renew_token)

@@ -323,7 +323,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         store, kind = self.server.owner.store, target.kind
         sent = query.get("resourceVersion", "")
         if sent and not sent.isdigit():
-            raise bad_request(f'invalid resource version: resourceVersion: Invalid value: "{sent}"')
+            text = f'resourceVersion: Invalid value: "{sent}": strconv.ParseUint: parsing "{sent}": invalid syntax'
+            raise StatusError(500, "", text)
         with store.lock:
             revision = int(sent or 0)
             first = [] if revision else store.select(kind.collection, target.namespace)

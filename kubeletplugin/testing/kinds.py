@@ -96,7 +96,10 @@ def _validate_slice(new: JSON, old: JSON | None, _subresource: str) -> Errors:
 
 def _prepare_claim(new: JSON, old: JSON | None, subresource: str, _context: Context) -> JSON:
     if subresource == "status" and old is not None:
-        return _body(old, "spec") | _object(new, "ResourceClaim", "status")
+        status = _object(new, "ResourceClaim", "status")
+        for device in (status.get("status") or {}).get("devices") or ():
+            device.setdefault("conditions", None)  # the one field of the kind that is written even where it is empty
+        return _body(old, "spec") | status
     body = _object(new, "ResourceClaim", "spec") or {"spec": {}}
     _default_claim(body["spec"])
     # Status has a door of its own.

@@ -105,7 +105,7 @@ class Registry:
         faults = validate_metadata_update(metadata, old["metadata"]) + kind.validate(document, old, subresource)
         if faults:
             raise invalid_object(kind.kind, kind.group, key.name, faults)
-        document = without_empty(document)
+        document = dict(without_empty(document))
         if kind.counts_generation and document.get("spec") != old.get("spec"):
             document["metadata"]["generation"] = int(old["metadata"].get("generation", 0)) + 1
         if document == old or dry_run:
