@@ -20,7 +20,7 @@ from types import MappingProxyType
 from driver.model import Problem
 from driver.prepare import envelope, files
 from driver.prepare.errors import ClaimError, Reason, storage_error
-from driver.prepare.records import ClaimRecord
+from driver.prepare.records import ClaimRecord, Phase
 
 FILE_NAME = "checkpoint.json"
 _MAX_BYTES = 64 * 1024 * 1024
@@ -253,7 +253,7 @@ class Checkpoint:
             help_from = f"the earlier copy is of no use either ({error}); going on with what the CDI folder tells"
         else:
             doubt = f"the checkpoint {what}; this is its state of before the last change"
-            records = {uid: replace(record, doubt=record.doubt or doubt) for uid, record in state.records.items()}
+            records = {uid: _in_doubt(record, doubt) for uid, record in state.records.items()}
             self._state = replace(state, records=MappingProxyType(records))
         kept = f", it is kept as {aside.name}" if aside else ""
         message = f"the checkpoint {what}{kept}; {help_from}. Devices in doubt are withheld until their claims are gone"
@@ -264,6 +264,12 @@ class Checkpoint:
             f"the checkpoint {self.path} {what}; nothing is prepared or unprepared until it can be used: {remedy}",
             Reason.STATE_UNAVAILABLE,
         )
+
+
+def _in_doubt(record: ClaimRecord, doubt: str) -> ClaimRecord:
+    """A record whose last change may be lost: one that was being prepared may be prepared, and in use, by now."""
+    phase = Phase.PREPARED if record.phase is Phase.PREPARING else record.phase
+    return replace(record, phase=phase, doubt=record.doubt or doubt)
 
 
 def _allocate(descriptor: int, size: int) -> bool:
