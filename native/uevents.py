@@ -131,8 +131,6 @@ class UeventWatcher:
     def _changed(self, source: EventSource) -> bool:
         try:
             return any(action in _ACTIONS for action in source.take())
-        except BlockingIOError:
-            return False
         except OSError as error:
             if error.errno != errno.ENOBUFS:
                 raise

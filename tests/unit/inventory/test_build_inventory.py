@@ -349,3 +349,11 @@ def test_every_field_that_can_fail_has_a_call_to_name() -> None:
     fields = {field.name for field in dataclasses.fields(GpuSnapshot)} - {"address", "codes"}
 
     assert set(CALLS) == fields | {"handle"}
+
+
+def test_an_empty_uuid_is_no_uuid() -> None:
+    gpu = single(nvml(nvml_gpu(A, uuid="")), host(pci_gpu(A)))
+
+    assert gpu.state is GpuState.UNREADABLE
+    assert gpu.reason is not None
+    assert gpu.reason.startswith("nvmlDeviceGetUUID gave an empty UUID for GPU 0000:10:00.0")

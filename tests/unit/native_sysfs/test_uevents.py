@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -243,3 +244,56 @@ def test_the_kernels_own_source_opens_reads_and_closes() -> None:
 
 def test_importing_the_module_does_not_import_pyudev() -> None:
     assert not hasattr(uevents, "pyudev")
+
+
+class FakeMonitor:
+    """What pyudev.Monitor is to the module: filtered, started, polled."""
+
+    def __init__(self, refuse: Exception | None = None) -> None:
+        self.refuse = refuse
+        self.calls: list[tuple[str, object]] = []
+        self.waiting: list[SimpleNamespace] = []
+
+    def from_netlink(self, _context: object, source: str) -> FakeMonitor:
+        if self.refuse is not None:
+            raise self.refuse
+        self.calls.append(("from_netlink", source))
+        return self
+
+    def filter_by(self, subsystem: str) -> None:
+        self.calls.append(("filter_by", subsystem))
+
+    def start(self) -> None:
+        self.calls.append(("start", None))
+
+    def fileno(self) -> int:
+        return 0
+
+    def poll(self, timeout: float | None = None) -> SimpleNamespace | None:
+        assert timeout == 0
+        return self.waiting.pop(0) if self.waiting else None
+
+
+def with_pyudev(monkeypatch: pytest.MonkeyPatch, monitor: FakeMonitor) -> None:
+    monkeypatch.setitem(sys.modules, "pyudev", SimpleNamespace(Monitor=monitor, Context=object))
+
+
+@pytest.mark.bug("B11")
+def test_the_kernels_messages_of_the_pci_bus_are_listened_to_and_not_udevs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeMonitor()
+    with_pyudev(monkeypatch, monitor)
+
+    source = open_kernel_source()
+    monitor.waiting = [SimpleNamespace(action="add"), SimpleNamespace(action=None)]
+
+    assert monitor.calls == [("from_netlink", "kernel"), ("filter_by", "pci"), ("start", None)]
+    assert source.take() == ["add", ""]
+    assert source.take() == []
+
+
+@pytest.mark.parametrize("error", [PermissionError(1, "Operation not permitted"), OSError("Could not create")])
+def test_a_refused_socket_is_no_source_and_the_reason_says_so(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    with_pyudev(monkeypatch, FakeMonitor(error))
+
+    with pytest.raises(SourceUnavailableError, match="the kernel's uevent socket is refused"):
+        open_kernel_source()
