@@ -11,7 +11,7 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -112,13 +112,18 @@ class ClaimCalls:
         try:
             future = self._workers.submit(context.run, self._work_and_leave, batch, turns, call, work)
         except RuntimeError:  # the pool is shut down
-            self._leave(turns)
-            error = PrepareError(f"{self._driver_name} is shutting down", reason="ShuttingDown")
-            return {ref.uid: error for ref in batch}
+            return self._shutting_down(batch, turns)
         try:
             return future.result(call.remaining())
         except TimeoutError:
             return self._late(batch, turns, call, future)
+        except CancelledError:  # the pool was shut down before the work began
+            return self._shutting_down(batch, turns)
+
+    def _shutting_down(self, batch: list[ClaimRef], turns: list[Turn]) -> dict[str, Outcome]:
+        self._leave(turns)
+        error = PrepareError(f"{self._driver_name} is shutting down", reason="ShuttingDown")
+        return {ref.uid: error for ref in batch}
 
     def _work_and_leave(self, batch: list[ClaimRef], turns: list[Turn], call: Call, work: Work) -> dict[str, Outcome]:
         try:
@@ -207,9 +212,12 @@ class ClaimCalls:
     def _report(self, outcomes: Mapping[str, Outcome], started: Mapping[str, float], call: Call) -> None:
         now = time.monotonic()
         for uid, outcome in outcomes.items():
-            reason = outcome.reason if isinstance(outcome, PrepareError) else "ok"
             if isinstance(outcome, PrepareError):
-                log.warning("%s of claim uid %s failed: %s", call.kind, uid, outcome)
+                reason = outcome.reason
+                log.warning("%s of claim uid %s failed (%s): %s", call.kind, uid, reason, outcome)
+            else:
+                reason = "ok"
+                log.info("%s of claim uid %s done after %.3f s", call.kind, uid, now - call.arrived)
             self._observer.rpc(
                 call.kind,
                 seconds=now - call.arrived,

@@ -160,3 +160,18 @@ def test_after_closing_claims_are_refused_and_nothing_is_held(bench: Bench) -> N
     assert isinstance(outcome, PrepareError)
     assert str(outcome) == f"{DRIVER} is shutting down"
     assert bench.calls.drain(0)
+
+
+def test_work_that_had_not_begun_when_the_plugin_closed_is_refused(bench: Bench, aside: ThreadPoolExecutor) -> None:
+    narrow = ClaimCalls(DRIVER, bench.driver, bench.api, bench.observer, workers=1)
+    gate = bench.driver.hold("uid-1")
+    first = aside.submit(narrow.prepare, [ref(1)], bench.call("prepare"))
+    assert bench.driver.entered["uid-1"].wait(10)
+    second = aside.submit(narrow.prepare, [ref(2)], bench.call("prepare"))
+    until(lambda: narrow._workers._work_queue.qsize() == 1)
+    narrow.close()
+    assert str(second.result()["uid-2"]) == f"{DRIVER} is shutting down"
+    gate.set()
+    assert not isinstance(first.result()["uid-1"], PrepareError)
+    assert narrow.drain(10)
+    assert bench.driver.log == [("prepare", "uid-1")]
