@@ -116,7 +116,10 @@ def spawn(
     children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
     if len(children) != 1:
         raise ClusterError(f"{name} ended at once:\n{tail(log)}")
-    return of_pid(name, int(children[0]), argv)
+    try:
+        return of_pid(name, int(children[0]), argv)
+    except ClusterError as error:
+        raise ClusterError(f"{error}:\n{tail(log)}") from None
 
 
 def tail(log: Path, lines: int = 15) -> str:
