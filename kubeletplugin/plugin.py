@@ -22,6 +22,7 @@ import grpc
 from kubeletplugin.api import DriverResources, Handler, NullObserver, Observer
 from kubeletplugin.calls import ClaimCalls
 from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
+from kubeletplugin.neighbours import Neighbour, find_neighbours, instance_handler
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.registration import Registered, RegistrationService
 from kubeletplugin.sockets import BoundSocket, PendingSocket, SocketError, SocketPaths, make_folder, socket_paths
@@ -224,9 +225,20 @@ class Plugin:
             )
         return None if status.ok else f"the kubelet refused the plugin: {status.error}"
 
+    def foreign_plugins(self) -> list[Neighbour]:
+        """Plugins of the same name on this node that are not made with this library. May be asked before ``start``.
+
+        A driver that finds one should say so and wait instead of registering beside it: each would get some of the
+        kubelet's calls, and neither knows the other's claims.
+        """
+        with self._lock:
+            own = self._paths.registration if self._paths is not None else None
+        neighbours = find_neighbours(self._registry_dir, self.driver_name, own=own)
+        return [neighbour for neighbour in neighbours if not neighbour.related]
+
     def _start_registration(self, paths: SocketPaths) -> _Endpoint:
         pool = ArrivalPool(2, thread_name_prefix="dra-registration")
-        server = grpc.server(pool, options=SERVER_OPTIONS)
+        server = grpc.server(pool, handlers=[instance_handler()], options=SERVER_OPTIONS)
         service = RegistrationService(self.driver_name, paths.dra, SERVICES, self.registered, self._observer)
         registration_v1_pb2_grpc.add_RegistrationServicer_to_server(service, server)
         return _Endpoint.serve(server, pool, paths.registration)
