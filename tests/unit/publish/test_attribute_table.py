@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
+from driver.inventory import path_between
 from driver.model import Fabric, Gpu, MemoryKind, NodeInventory, NvLinkGroup, PciAddress
 from driver.publish import ATTRIBUTES, AttributeKind, AttributeType, Missing, build_pool
 from driver.publish.docs import page
+from native.pcipath import PathClass
 
 NVIDIAS = {
     "type": "string",
@@ -192,3 +197,40 @@ def test_the_page_names_every_attribute_once() -> None:
     rows = re.findall(r"^\| `([^`]+)` \|", page(), re.MULTILINE)
 
     assert sorted(rows) == sorted(row.id for row in ATTRIBUTES)
+
+
+_PORT = st.integers(0, 1)
+_POSITIONS = st.lists(
+    st.tuples(_PORT, _PORT, st.lists(_PORT, min_size=1, max_size=2).map(tuple)), min_size=2, max_size=6, unique=True
+)
+"""Root complex, root port, and the downstream port taken in each switch on the way to a GPU."""
+
+
+def bridges(position: tuple[int, int, tuple[int, ...]], buses: dict[object, int]) -> tuple[PciAddress, ...]:
+    """The chain of bridges to a position; the same bridge has the same address in every chain."""
+    root, port, ports = position
+    chain = [PciAddress(0, 0x40 * root, port + 1, 0)]
+    for depth, downstream in enumerate(ports):
+        above = (root, port, ports[:depth])
+        chain.append(PciAddress(1, buses.setdefault(above, len(buses)), 0, 0))
+        chain.append(PciAddress(2, buses[above], downstream, 0))
+    return tuple(PciAddress(0, bridge.domain * 0x50 + bridge.bus, bridge.device, 0) for bridge in chain)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixtures are pure makers
+@given(_POSITIONS)
+def test_gpus_share_a_switch_exactly_where_nvidia_smi_would_say_pix(
+    gpu: Make, node: Node, positions: list[tuple[int, int, tuple[int, ...]]]
+) -> None:
+    taken = [(root, port, *ports) for root, port, ports in positions]
+    assume(not any(one != other and other[: len(one)] == one for one in taken for other in taken))
+    buses: dict[object, int] = {}
+    gpus = [
+        gpu(number, pcie_root=f"pci0000:{0x40 * position[0]:02x}", switch_path=bridges(position, buses))
+        for number, position in enumerate(positions)
+    ]
+
+    switches = [device["pcieSwitch"] for device in published(node(*gpus))]
+
+    for a, b in combinations(range(len(gpus)), 2):
+        assert (switches[a] == switches[b]) == (path_between(gpus[a], gpus[b]) is PathClass.PIX)

@@ -162,6 +162,7 @@ def test_taints_of_devices_that_are_not_there_are_ignored_and_too_many_are_refus
         build(node(gpu()), taints={gpu().name: [taint] * 17})
 
 
+@pytest.mark.bug("B122")
 def test_the_objects_are_whole_slices_of_one_complete_pool(gpu: Make, node: Node) -> None:
     pool = build(node(*(gpu(0, address=PciAddress(0, n, 0, 0)) for n in range(70))))
 
