@@ -24,7 +24,7 @@ _ffi: Any = _nvml.ffi
 _lib: Any = _nvml.lib
 _ERROR_SIZE = 512
 
-# (name, code's index, attribute) of every field that is one C number.
+# Fields of GpuSnapshot that are one number of door_gpu under the same name.
 _NUMBERS = (
     "brand",
     "architecture",
@@ -87,6 +87,7 @@ class CffiNvml:
         """Shut down and unload; safe to repeat."""
         door, self._door = self._door, _ffi.NULL
         self._memo.clear()
+        self._batch = None
         _lib.door_close(door)
 
     def is_mock(self) -> bool:
