@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -170,7 +171,11 @@ def _serve(settings: Settings) -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    code = Agent(settings).run(stop)
+    try:
+        code = Agent(settings).run(stop)
+    except Exception:
+        logging.getLogger(__name__).exception("the agent ends on a fault of its own")
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     # A reading of a dying GPU can hang for ever in the kernel: an ordinary exit would wait for its thread.

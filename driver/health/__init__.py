@@ -1,0 +1,1 @@
+"""Events and probes -> a verdict for each device -> taints and health reports."""
