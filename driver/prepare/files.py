@@ -86,6 +86,10 @@ def remove(path: Path) -> bool:
         path.unlink()
     except FileNotFoundError:
         return False
+    except OSError:
+        if not os.path.lexists(path):  # a read-only file system says EROFS also about what is not there
+            return False
+        raise
     sync_folder(path.parent)
     return True
 

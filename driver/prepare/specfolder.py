@@ -16,6 +16,7 @@ import msgspec
 from driver.prepare import files
 from driver.prepare.cdi import CdiSpec, check_vendor
 from driver.prepare.claims import is_claim_uid
+from driver.prepare.errors import storage_error
 
 CLASS = "claim"
 _MAX_BYTES = 8 * 1024 * 1024
@@ -83,11 +84,18 @@ class SpecFolder:
             return False
 
     def current_digest(self, uid: str) -> str | None:
-        """The digest of the file that is there; None where there is none that could serve."""
+        """The digest of the file that is there; None where there is none that could serve.
+
+        Raises:
+            ClaimError: WriteFailed, retryable: it cannot be looked at.
+        """
+        path = self.path(uid)
         try:
-            return digest(files.read_regular(self.path(uid), _MAX_BYTES))
-        except (OSError, files.NotAFileError, files.TooLargeError):
+            return digest(files.read_regular(path, _MAX_BYTES))
+        except (FileNotFoundError, NotADirectoryError, files.NotAFileError, files.TooLargeError):
             return None
+        except OSError as error:
+            raise storage_error("read the CDI file", path, error) from error
 
     def leftovers(self) -> list[Leftover]:
         """The claims that have a file here, in the order of their UIDs. An absent folder has none.

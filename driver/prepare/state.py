@@ -197,10 +197,13 @@ class Preparer:
         todo: dict[str, ClaimAllocation] = {}
         for uid, allocation in wanted.items():
             stored = self._session.records.get(uid)
-            if stored is not None and self._stands(stored, allocation):
-                answers[uid] = self._answer(stored)
-            else:
-                todo[uid] = allocation
+            try:
+                if stored is not None and self._stands(stored, allocation):
+                    answers[uid] = self._answer(stored)
+                else:
+                    todo[uid] = allocation
+            except ClaimError as error:
+                answers[uid] = error
         inventory = self._inventory() if todo else None
         for uid, allocation in todo.items():
             try:
@@ -210,7 +213,7 @@ class Preparer:
         return jobs
 
     def _stands(self, stored: ClaimRecord, allocation: ClaimAllocation) -> bool:
-        """Whether a claim is prepared, in this boot, and its file is there."""
+        """Whether a claim is prepared, in this boot, and its file is there. ClaimError: it cannot be looked at."""
         if not stored.trusted or stored.boot_id != self._session.boot_id or not same_allocation(stored, allocation):
             return False
         return stored.spec_digest == self._specs.current_digest(stored.ref.uid)

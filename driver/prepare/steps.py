@@ -56,7 +56,7 @@ class Step(Protocol):
         """Take the change back. Nothing to take back is success."""
 
     def is_done(self, work: Work) -> bool:
-        """Whether the change is in place."""
+        """Whether the change is in place. ClaimError: it cannot be looked at."""
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Whether nothing of the change is left."""
