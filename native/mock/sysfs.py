@@ -72,7 +72,7 @@ class SysTree:
         self._folder(path.parent)
         text = os.path.relpath(target, path.parent)
         if not self._reuse(b"->" + os.fsencode(text), path):
-            os.symlink(text, path)
+            path.symlink_to(text)
 
     def _reuse(self, key: bytes, path: Path) -> bool:
         """Make ``path`` another name of what was written under ``key``; False where it is the first of its kind."""

@@ -70,10 +70,10 @@ static void summarise_gpu(unsigned int index, nvmlDevice_t device)
     const nvmlReturn_t sized = nvmlDeviceGetMemoryInfo_v2(device, &memory);
     const nvmlReturn_t warmed = nvmlDeviceGetTemperatureV(device, &heat);
     const nvmlReturn_t drawn = nvmlDeviceGetPowerUsage(device, &power);
-    printf("| %3u  %-28s %16s |\n", index, text(name, nvmlDeviceGetName(device, name, sizeof(name))),
+    printf("| %3u  %-28.28s %16.16s |\n", index, text(name, nvmlDeviceGetName(device, name, sizeof(name))),
            located == NVML_SUCCESS ? pci.busId : "N/A");
     printf("|      %-45s |\n", text(uuid, nvmlDeviceGetUUID(device, uuid, sizeof(uuid))));
-    printf("|      %6s %6s %14s / %12s |\n", quantity(room[0], warmed, (unsigned int)heat.temperature, "C"),
+    printf("|      %6s %6s %14s / %14s |\n", quantity(room[0], warmed, (unsigned int)heat.temperature, "C"),
            quantity(room[1], drawn, power / 1000U, "W"), quantity(room[2], sized, memory.used >> 20U, "MiB"),
            quantity(room[3], sized, memory.total >> 20U, "MiB"));
 }

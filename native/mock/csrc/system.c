@@ -185,6 +185,27 @@ nvmlReturn_t impl_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *devi
     return NVML_ERROR_NOT_FOUND;
 }
 
+/* The ASCII form is no C string of its own: 41 bytes, with or without a NUL. The binary form is the UUID's 16 bytes. */
+nvmlReturn_t impl_nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device)
+{
+    char text[NVML_DEVICE_UUID_ASCII_LEN + 1] = "GPU-";
+    if (uuid == NULL || device == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (uuid->version != MOCK_VERSION_OF(nvmlUUID_v1_t, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (uuid->type == NVML_UUID_TYPE_ASCII) {
+        memcpy(text, uuid->value.str, NVML_DEVICE_UUID_ASCII_LEN);
+        text[NVML_DEVICE_UUID_ASCII_LEN] = '\0';
+    } else if (uuid->type == NVML_UUID_TYPE_BINARY) {
+        char *at = text + strlen(text);
+        for (size_t i = 0; i < NVML_DEVICE_UUID_BINARY_LEN; ++i)
+            at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid->value.bytes[i]);
+    } else {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    return impl_nvmlDeviceGetHandleByUUID(text, device);
+}
+
 nvmlReturn_t impl_nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
 {
     if (serial == NULL || device == NULL)

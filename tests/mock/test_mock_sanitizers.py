@@ -1,0 +1,142 @@
+"""The C parts under AddressSanitizer and UndefinedBehaviorSanitizer: every function, with nothing and with little."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from native.mock import build, generate
+from native.mock.generate import Function
+from tests.support.mocknodes import Node
+
+pytest.importorskip("pycparser", reason="the calls are made from nvml.h by pycparser")
+
+WAITS = {"nvmlEventSetWait", "nvmlEventSetWait_v2", "nvmlEventSetWait_v3", "nvmlSystemEventSetWait"}
+LIFECYCLE = {"nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"}
+MAKES = {"nvmlEventSetCreate"}
+"""What they give must be freed: called with room by the lifecycle at the end only, so that leaks are found."""
+OPAQUE = ("nvmlEventSet_t", "nvmlUnit_t", "nvmlGpuInstance_t", "nvmlComputeInstance_t")
+
+
+def argument(kind: str, *, room: bool) -> str:
+    """C for one argument: zero, or the device, or a big zeroed buffer behind any pointer."""
+    if "*" in kind or "[" in kind:
+        return "(void *)room" if room else "NULL"
+    if kind.startswith("nvmlDevice_t"):
+        return "device"
+    if kind.startswith(OPAQUE):
+        return "NULL"
+    return "1" if room and kind.startswith("unsigned int") else "0"
+
+
+def calls(functions: list[Function], *, room: bool) -> str:
+    lines = []
+    for function in functions:
+        if function.name in LIFECYCLE | WAITS or function.returns != "nvmlReturn_t":
+            continue
+        if room and function.name in MAKES:
+            continue
+        kinds = [] if function.parameters == "void" else function.parameters.split(", ")
+        given = ", ".join(argument(kind, room=room) for kind in kinds)
+        lines.append(f'    clear(); (void)say("{function.name}", {function.name}({given}));')
+    return "\n".join(lines)
+
+
+def program(functions: list[Function]) -> str:
+    return f"""
+#define NVML_NO_UNVERSIONED_FUNC_DEFS 1
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "nvml.h"
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static char room[1 << 16] __attribute__((aligned(16)));
+static nvmlDevice_t device;
+static void clear(void) {{ memset(room, 0, sizeof(room)); }}
+static int say(const char *name, nvmlReturn_t code)
+{{
+    printf("%s %d\\n", name, (int)code);
+    return (int)code;
+}}
+static void with_nothing(void)
+{{
+{calls(functions, room=False)}
+}}
+static void with_room(void)
+{{
+{calls(functions, room=True)}
+}}
+int main(void)
+{{
+    unsigned int count = 0;
+    puts("# before");
+    with_nothing();
+    if (say("nvmlInit_v2", nvmlInit_v2()) || nvmlDeviceGetCount_v2(&count))
+        return 1;
+    puts("# without device");
+    with_nothing();
+    puts("# with device");
+    for (unsigned int i = 0; i < count; ++i) {{
+        if (nvmlDeviceGetHandleByIndex_v2(i, &device))
+            return 2;
+        with_nothing();
+        with_room();
+    }}
+    nvmlEventSet_t set;
+    nvmlEventData_t event;
+    if (nvmlEventSetCreate(&set) || nvmlEventSetWait_v2(set, &event, 1) != NVML_ERROR_TIMEOUT || nvmlEventSetFree(set))
+        return 3;
+    for (int code = -1; code < 1000; ++code)
+        if (!strlen(nvmlErrorString((nvmlReturn_t)code)))
+            return 4;
+    return nvmlShutdown() ? 5 : 0;
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that calls all of NVML, built with the sanitizers."""
+    folder = tmp_path_factory.mktemp("sanitizers")
+    (folder / "all.c").write_text(program(generate.prototypes()))
+    flags = [
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        f"-I{build.VENDOR}",
+    ]
+    sources = [str(build.CSRC / f"{name}.c") for name in build.CORE]
+    output = folder / "all"
+    command = [
+        build.compiler(),
+        *flags,
+        f"-I{build.CSRC}",
+        str(folder / "all.c"),
+        *sources,
+        "-o",
+        str(output),
+        "-pthread",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "cannot find" in done.stderr and "asan" in done.stderr:
+        pytest.skip("the compiler has no sanitizer libraries")
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+@pytest.mark.parametrize("profile", ["dgx-h100", "gb200", "gb10", "rtx-pro-6000"])
+def test_no_call_touches_memory_it_should_not(profile: str, node_of: Node, driver: Path) -> None:
+    environment = {**os.environ, **node_of(profile).environment}
+    done = subprocess.run([driver], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    before, without, device = done.stdout.split("# ")[1:]
+    codes = {line.split()[1] for line in before.splitlines()[1:] if not line.startswith("nvmlInit")}
+    assert codes == {"1"}, "before init everything is uninitialised"
+    about_gpu = [line for line in without.splitlines() if line.startswith("nvmlDeviceGet")]
+    assert {line.split()[1] for line in about_gpu} == {"2"}, "no handle, or no place for the answer: invalid argument"
+    assert "nvmlDeviceGetMinorNumber 0" in device
