@@ -25,7 +25,7 @@ from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
 from kubeletplugin.neighbours import Neighbour, find_neighbours, instance_handler
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.registration import Registered, RegistrationService
-from kubeletplugin.sockets import BoundSocket, PendingSocket, SocketError, SocketPaths, make_folder, socket_paths
+from kubeletplugin.sockets import BoundSocket, SocketError, SocketPaths, bind_server, make_folder, socket_paths
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -265,15 +265,14 @@ class _Endpoint:
         Raises:
             SocketError: the path cannot be used; nothing is left behind.
         """
-        pending = PendingSocket(server, path)
         try:
-            server.start()
-            return cls(server, pool, pending.publish())
+            socket = bind_server(server, path)
         except SocketError:
             server.stop(0).wait()
             pool.shutdown(wait=False)
-            pending.discard()
             raise
+        server.start()
+        return cls(server, pool, socket)
 
     def close(self, grace: float) -> None:
         """Refuses new calls, waits at most ``grace`` seconds for running ones, removes the socket if it is ours."""

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import re
-import secrets
 import socket
 import stat
 from dataclasses import dataclass
@@ -149,57 +148,46 @@ class BoundSocket:
             self.path.unlink(missing_ok=True)
 
 
-class PendingSocket:
-    """A server's socket under a hidden name, made known under its real name by ``publish``.
+def bind_server(server: grpc.Server, path: Path) -> BoundSocket:
+    """Binds a server that is not started yet, over a stale or an older socket, with mode 0600.
 
-    The detour has three reasons. gRPC unlinks on stop whatever lies at the path that it bound, even another instance's
-    socket; under the hidden name nothing lies there any more. The mode is set before anybody can find the socket,
-    without touching the umask of the process. And a stale file is replaced in one step. The kubelet ignores names that
-    start with a dot.
+    gRPC is given the path by way of a descriptor of the folder (``/proc/self/fd/N/name``) that is closed right after:
+    on stop gRPC unlinks whatever lies at the path it knows, even another instance's socket, and this path leads nowhere
+    by then. Binding under another name and renaming would do as well, but the kubelet logs an error for each name that
+    is gone when it looks.
+
+    Raises:
+        SocketError: the address cannot be bound, or something that is not a socket lies there.
     """
+    try:
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _cannot_bind(path, error) from error
+    try:
+        _refuse_other_files(path)
+        if is_alive(path):
+            log.warning("another process still serves %s; this instance takes the path over", path)
+        server.add_insecure_port(f"unix:/proc/self/fd/{folder}/{path.name}")
+        path.chmod(SOCKET_MODE)
+        found = path.lstat()
+    except (RuntimeError, OSError) as error:
+        raise _cannot_bind(path, error) from error
+    finally:
+        os.close(folder)
+    return BoundSocket(path, found.st_dev, found.st_ino)
 
-    def __init__(self, server: grpc.Server, path: Path) -> None:
-        """Binds the server.
 
-        Raises:
-            SocketError: the address cannot be bound.
-        """
-        self._path = path
-        # Never longer than the final name, the shortest of which ("dra") would need a folder of over 100 bytes.
-        self._hidden = path.with_name("." + secrets.token_urlsafe(5)[: max(2, len(path.name) - 1)])
-        try:
-            server.add_insecure_port(f"unix:{self._hidden}")
-            self._hidden.chmod(SOCKET_MODE)
-        except (RuntimeError, OSError) as error:
-            raise SocketError(
-                f"socket {path} cannot be bound: {error}; check that {path.parent} is a writable folder on a file"
-                " system that has unix sockets"
-            ) from error
+def _refuse_other_files(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise SocketError(f"{path} exists and is not a socket; move it away, the kubelet needs this path")
 
-    def publish(self) -> BoundSocket:
-        """Puts the socket in its place, over a stale or an older one.
 
-        Raises:
-            SocketError: the folder refuses it, or something that is not a socket lies there.
-        """
-        try:
-            self._refuse_other_files()
-            if is_alive(self._path):
-                log.warning("another process still serves %s; this instance takes the path over", self._path)
-            found = self._hidden.lstat()
-            self._hidden.rename(self._path)
-        except OSError as error:
-            raise SocketError(f"socket {self._path} cannot be put in place: {error}") from error
-        return BoundSocket(self._path, found.st_dev, found.st_ino)
-
-    def discard(self) -> None:
-        """Removes the hidden file after a failure. Does nothing after ``publish``."""
-        self._hidden.unlink(missing_ok=True)
-
-    def _refuse_other_files(self) -> None:
-        try:
-            mode = self._path.lstat().st_mode
-        except FileNotFoundError:
-            return
-        if not stat.S_ISSOCK(mode):
-            raise SocketError(f"{self._path} exists and is not a socket; move it away, the kubelet needs this path")
+def _cannot_bind(path: Path, error: Exception) -> SocketError:
+    return SocketError(
+        f"socket {path} cannot be bound: {error}; check that {path.parent} is a writable folder on a file system that"
+        " has unix sockets"
+    )

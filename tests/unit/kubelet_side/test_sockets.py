@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from kubeletplugin.sockets import (
     MAX_SOCKET_PATH,
-    PendingSocket,
+    BoundSocket,
     SocketError,
     SocketPaths,
+    bind_server,
     is_alive,
     make_folder,
     socket_paths,
@@ -140,23 +141,37 @@ def server() -> grpc.Server:
     return grpc.server(ThreadPoolExecutor(1))
 
 
-def started(path: Path) -> tuple[grpc.Server, object]:
+def started(path: Path) -> tuple[grpc.Server, BoundSocket]:
     one = server()
-    pending = PendingSocket(one, path)
+    bound = bind_server(one, path)
     one.start()
-    return one, pending.publish()
+    return one, bound
 
 
 @pytest.mark.bug("B133")
-def test_a_socket_is_its_owners_alone_from_the_moment_it_is_visible(root: Path) -> None:
-    one = server()
-    pending = PendingSocket(one, root / "dra.sock")
-    (hidden,) = root.iterdir()
-    assert hidden.name.startswith(".")
-    assert stat.S_IMODE(hidden.stat().st_mode) == 0o600
-    pending.publish()
+def test_a_socket_is_its_owners_alone(root: Path) -> None:
+    one, _ = started(root / "dra.sock")
     assert stat.S_IMODE((root / "dra.sock").stat().st_mode) == 0o600
     one.stop(0).wait()
+
+
+def test_no_other_name_ever_appears_in_the_folder_and_no_descriptor_stays(root: Path) -> None:
+    inode = root.stat().st_ino
+    one, bound = started(root / "dra.sock")
+    assert list(root.iterdir()) == [bound.path]
+    held = [entry for entry in Path("/proc/self/fd").iterdir() if leads_to(int(entry.name), inode)]
+    assert held == []
+    one.stop(0).wait()
+    assert list(root.iterdir()) == [bound.path], "gRPC must not find the socket, which may be another instance's by now"
+    bound.remove()
+    assert list(root.iterdir()) == []
+
+
+def leads_to(descriptor: int, inode: int) -> bool:
+    try:
+        return os.fstat(descriptor).st_ino == inode
+    except OSError:
+        return False  # the descriptor that listed the folder is closed again
 
 
 def test_a_stale_socket_is_replaced(root: Path) -> None:
@@ -172,14 +187,10 @@ def test_a_stale_socket_is_replaced(root: Path) -> None:
 def test_a_file_that_is_no_socket_is_not_replaced(root: Path) -> None:
     path = root / "dra.sock"
     path.write_text("somebody's notes")
-    one = server()
-    pending = PendingSocket(one, path)
     with pytest.raises(SocketError, match=r"dra\.sock exists and is not a socket; move it away"):
-        pending.publish()
-    pending.discard()
+        bind_server(server(), path)
     assert path.read_text() == "somebody's notes"
     assert list(root.iterdir()) == [path]
-    one.stop(0).wait()
 
 
 def test_the_first_of_two_instances_leaves_the_seconds_socket_alone(
@@ -199,9 +210,13 @@ def test_the_first_of_two_instances_leaves_the_seconds_socket_alone(
 
 
 def test_a_folder_that_is_missing_is_named_with_advice(root: Path) -> None:
-    one = server()
     with pytest.raises(SocketError, match=r"check that .*/gone is a writable folder"):
-        PendingSocket(one, root / "gone/dra.sock")
+        bind_server(server(), root / "gone/dra.sock")
+
+
+def test_an_address_that_the_kernel_refuses_is_named_with_advice(root: Path) -> None:
+    with pytest.raises(SocketError, match=r"socket .* cannot be bound: .*check that"):
+        bind_server(server(), root / ("n" * 200))
 
 
 def test_nobody_listens_behind_nothing(root: Path) -> None:
