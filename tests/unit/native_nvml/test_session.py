@@ -15,8 +15,8 @@ from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlReturn, N
 from native.nvml.types import NvmlSnapshot
 
 ADDRESSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0")
-QUICK = 0.2
-"""Seconds after which a call counts as stuck in these tests."""
+QUICK = 0.4
+"""Seconds after which a call counts as stuck, in tests where one is. Elsewhere a busy machine must not matter."""
 
 MakeSession = Callable[..., NvmlSession]
 
@@ -34,7 +34,7 @@ def session_of(backend_name: str, until) -> Iterator[MakeSession]:
     sessions: list[NvmlSession] = []
 
     def make(node, **options: object) -> NvmlSession:
-        session = NvmlSession(node.library, backend_name, **{"call_timeout": QUICK, **options})  # type: ignore[arg-type]
+        session = NvmlSession(node.library, backend_name, **{"call_timeout": 60.0, **options})  # type: ignore[arg-type]
         sessions.append(session)
         make.nodes.append(node)  # type: ignore[attr-defined]
         return session
@@ -71,7 +71,7 @@ def test_the_session_says_which_library_is_open(node, session_of: MakeSession, b
 
 @pytest.mark.bug("B14")
 def test_a_call_that_does_not_come_back_costs_its_gpu_not_the_node(node, session_of: MakeSession) -> None:
-    session = session_of(node)
+    session = session_of(node, call_timeout=QUICK)
     node.hang("nvmlDeviceGetHandleByPciBusId_v2", ADDRESSES[2])
     snapshot = session.snapshot(ADDRESSES, deadline=20)
     assert wedged(snapshot) == [ADDRESSES[2]]
@@ -83,7 +83,7 @@ def test_a_call_that_does_not_come_back_costs_its_gpu_not_the_node(node, session
 
 @pytest.mark.bug("B14")
 def test_polling_a_node_with_a_wedged_gpu_leaks_no_thread(node, session_of: MakeSession) -> None:
-    session = session_of(node)
+    session = session_of(node, call_timeout=QUICK)
     node.hang("nvmlDeviceGetName", ADDRESSES[0])
     for _ in range(10):
         assert wedged(session.snapshot(ADDRESSES, deadline=20)) == [ADDRESSES[0]]
@@ -92,7 +92,7 @@ def test_polling_a_node_with_a_wedged_gpu_leaks_no_thread(node, session_of: Make
 
 @pytest.mark.bug("B14")
 def test_several_wedged_gpus_cost_one_thread_each(node, session_of: MakeSession) -> None:
-    session = session_of(node)
+    session = session_of(node, call_timeout=QUICK)
     node.hang("nvmlDeviceGetName", ADDRESSES[0]).hang("nvmlDeviceGetMigMode", ADDRESSES[3])
     snapshot = session.snapshot(ADDRESSES, deadline=20)
     assert wedged(snapshot) == [ADDRESSES[0], ADDRESSES[3]]
@@ -102,7 +102,7 @@ def test_several_wedged_gpus_cost_one_thread_each(node, session_of: MakeSession)
 
 def test_a_node_of_wedged_gpus_only_still_says_its_versions(make_node, session_of: MakeSession) -> None:
     node = make_node(gpus=ADDRESSES[:1])
-    session = session_of(node)
+    session = session_of(node, call_timeout=QUICK)
     node.hang("nvmlDeviceGetUUID")
     snapshot = session.snapshot(ADDRESSES[:1], deadline=20)
     assert snapshot.driver_version == "580.105.08"
@@ -110,7 +110,7 @@ def test_a_node_of_wedged_gpus_only_still_says_its_versions(make_node, session_o
 
 
 def test_a_gpu_whose_call_came_back_is_read_again_without_being_asked_to(node, session_of: MakeSession, until) -> None:
-    session = session_of(node)
+    session = session_of(node, call_timeout=QUICK)
     node.hang("nvmlDeviceGetName", ADDRESSES[1])
     session.snapshot(ADDRESSES, deadline=20)
     node.mend()
@@ -121,7 +121,7 @@ def test_a_gpu_whose_call_came_back_is_read_again_without_being_asked_to(node, s
 
 
 def test_a_gpu_that_wedges_again_waits_before_it_is_asked_again(node, session_of: MakeSession, until) -> None:
-    session = session_of(node, retry_after=3600.0)
+    session = session_of(node, call_timeout=QUICK, retry_after=3600.0)
     for times in (1, 2):
         node.hang("nvmlDeviceGetName", ADDRESSES[1])
         assert wedged(session.snapshot(ADDRESSES, deadline=20)) == [ADDRESSES[1]]
@@ -135,7 +135,7 @@ def test_a_gpu_that_wedges_again_waits_before_it_is_asked_again(node, session_of
 
 
 def test_a_gpu_whose_call_is_still_under_way_is_not_asked_again(node, session_of: MakeSession) -> None:
-    session = session_of(node)
+    session = session_of(node, call_timeout=QUICK)
     node.hang("nvmlDeviceGetName", ADDRESSES[1])
     session.snapshot(ADDRESSES, deadline=20)
     assert session.retry_wedged() == ()
@@ -144,7 +144,7 @@ def test_a_gpu_whose_call_is_still_under_way_is_not_asked_again(node, session_of
 
 
 def test_beyond_the_bound_no_more_threads_are_left_behind(node, session_of: MakeSession, until) -> None:
-    session = session_of(node, max_stuck_threads=1)
+    session = session_of(node, call_timeout=QUICK, max_stuck_threads=1)
     node.hang("nvmlDeviceGetName", ADDRESSES[0]).hang("nvmlDeviceGetName", ADDRESSES[1])
     for _ in range(3):
         with pytest.raises(NvmlTimeoutError, match=f"nvmlDeviceGetName for GPU {ADDRESSES[1]}"):
@@ -156,7 +156,7 @@ def test_beyond_the_bound_no_more_threads_are_left_behind(node, session_of: Make
 
 
 def test_enumeration_by_index_goes_on_by_address_once_a_gpu_is_wedged(node, session_of: MakeSession) -> None:
-    session = session_of(node)
+    session = session_of(node, call_timeout=QUICK)
     assert len(session.snapshot(None).gpus) == 4
     node.hang("nvmlDeviceGetSerial", ADDRESSES[2])
     snapshot = session.snapshot(None, deadline=20)
@@ -165,7 +165,7 @@ def test_enumeration_by_index_goes_on_by_address_once_a_gpu_is_wedged(node, sess
 
 
 def test_a_first_enumeration_by_index_survives_a_wedged_gpu_too(node, session_of: MakeSession) -> None:
-    session = session_of(node)
+    session = session_of(node, call_timeout=QUICK)
     node.hang("nvmlDeviceGetSerial", ADDRESSES[2])
     assert wedged(session.snapshot(None, deadline=20)) == [ADDRESSES[2]]
 
