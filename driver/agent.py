@@ -107,21 +107,25 @@ class Agent:
 
     def _alone(self, stop: threading.Event) -> bool:
         """Wait until no other driver registers under our name; False when stopped meanwhile."""
-        from kubeletplugin.neighbours import find_foreign
+        from kubeletplugin.neighbours import find_neighbours
 
         settings = self._settings
-        said = ""
-        while (foreign := find_foreign(Path(settings.registry_dir), settings.driver_name)) is not None:
-            if str(foreign) != said:
-                said = str(foreign)
+        said: list[str] = []
+        while True:
+            neighbours = find_neighbours(Path(settings.registry_dir), settings.driver_name)
+            strangers = [str(neighbour.socket) for neighbour in neighbours if not neighbour.related]
+            if not strangers:
+                return True
+            if strangers != said:
+                said = strangers
                 log.error(
-                    "%s; two drivers would hand out the same GPUs, so this agent waits until it is gone: remove the "
-                    "other driver from this node, or give this one another name with --driver-name",
-                    foreign,
+                    "another driver registers as %s at %s; both would hand out the same GPUs, so this agent waits until "
+                    "it is gone: remove it from this node, or give this driver another name with --driver-name",
+                    settings.driver_name,
+                    ", ".join(strangers),
                 )
             if stop.wait(settings.driver_retry_seconds):
                 return False
-        return True
 
     def _start_parts(self) -> _Parts | None:
         """Everything that can wait until the kubelet knows of us."""
