@@ -271,6 +271,8 @@ class Publisher:
                 raise
             self._refused(name, pool, PublishFailure(name, error.status, error.message, False))
             return 0
+        with self._lock:
+            self._rejected.pop(name, None)
         self._tell(lambda: self._observer.published(name, slices=len(pool.slices), writes=writes))
         return writes
 
