@@ -103,7 +103,7 @@ def load(source: str | Path) -> Profile:
     import yaml
 
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # both are safe loaders
     except yaml.YAMLError as error:
         raise ProfileError(str(source), f"is not YAML: {error}") from error
     return parse(document)

@@ -17,7 +17,8 @@ enum mock_kind { MOCK_ANY_TIME, MOCK_INITIALISED, MOCK_DEVICE };
 
 /* state.c */
 nvmlReturn_t mock_enter(const char *function, enum mock_kind kind, nvmlDevice_t device);
-nvmlReturn_t mock_open(void);
+nvmlReturn_t mock_reach(const char *function, nvmlDevice_t found); /* a lookup that the prologue let pass found this GPU */
+nvmlReturn_t mock_open(const char *function);
 nvmlReturn_t mock_close(void);
 const struct mock_node *mock_node(void);
 unsigned int mock_count(void);                            /* visible GPUs */

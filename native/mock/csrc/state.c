@@ -17,16 +17,25 @@ struct nvmlDevice_st {
     unsigned int position; /* in the node file */
 };
 
+/* A node that this process has opened. It stays mapped after the last shutdown: a call may be under way in a thread
+ * that was given up, and it must find the memory it stands in when it wakes. */
+struct opened {
+    struct opened *next;
+    const struct mock_node *node;
+    dev_t device;
+    ino_t inode;
+    struct nvmlDevice_st *devices; /* one a GPU of the node */
+    unsigned int *visible;         /* index -> position */
+    unsigned int visible_count;
+};
+
 static struct {
     pthread_mutex_t lock;
     unsigned int references;
     bool announced;
     int trace;
-    const struct mock_node *node;
-    size_t mapped;
-    struct nvmlDevice_st *devices; /* one a GPU of the node */
-    unsigned int *visible;         /* index -> position */
-    unsigned int visible_count;
+    struct opened *all;
+    struct opened *current; /* of the last init; only references tells whether NVML is initialised */
 } mock = {.lock = PTHREAD_MUTEX_INITIALIZER, .trace = -1};
 
 MOCK_EXPORT extern const int gpudra_mock_marker;
@@ -34,33 +43,34 @@ const int gpudra_mock_marker = 1;
 
 const struct mock_node *mock_node(void)
 {
-    return mock.node;
+    return mock.current->node;
 }
 
 static const struct mock_gpu *gpu_at(unsigned int position)
 {
-    const char *base = (const char *)mock.node;
-    return (const struct mock_gpu *)(base + mock.node->gpu_offset + sizeof(struct mock_gpu) * position);
+    const struct mock_node *node = mock_node();
+    return (const struct mock_gpu *)((const char *)node + node->gpu_offset + sizeof(struct mock_gpu) * position);
 }
 
 unsigned int mock_count(void)
 {
-    return mock.visible_count;
+    return mock.current->visible_count;
 }
 
 nvmlDevice_t mock_handle(unsigned int index)
 {
-    return index < mock.visible_count ? &mock.devices[mock.visible[index]] : NULL;
+    const struct opened *now = mock.current;
+    return index < now->visible_count ? &now->devices[now->visible[index]] : NULL;
 }
 
 /* A handle is judged by its address: garbage must be an error, as in the real library, never a crash. */
 static bool position_of(nvmlDevice_t device, unsigned int *position)
 {
-    const uintptr_t first = (uintptr_t)mock.devices, given = (uintptr_t)device;
-    if (mock.node == NULL || given < first || (given - first) % sizeof(*device) != 0)
+    const uintptr_t first = (uintptr_t)mock.current->devices, given = (uintptr_t)device;
+    if (given < first || (given - first) % sizeof(*device) != 0)
         return false;
     const uintptr_t at = (given - first) / sizeof(*device);
-    if (at >= (uintptr_t)mock.node->gpu_count)
+    if (at >= (uintptr_t)mock_node()->gpu_count)
         return false;
     *position = (unsigned int)at;
     return true;
@@ -77,8 +87,8 @@ bool mock_index(nvmlDevice_t device, unsigned int *index)
     unsigned int position;
     if (!position_of(device, &position))
         return false;
-    for (*index = 0; *index < mock.visible_count; ++*index)
-        if (mock.visible[*index] == position)
+    for (*index = 0; *index < mock.current->visible_count; ++*index)
+        if (mock.current->visible[*index] == position)
             return true;
     return false;
 }
@@ -88,7 +98,8 @@ int mock_pair(size_t matrix_offset, nvmlDevice_t a, nvmlDevice_t b)
     unsigned int row, column;
     if (!position_of(a, &row) || !position_of(b, &column))
         return -1;
-    return ((const unsigned char *)mock.node)[matrix_offset + (size_t)row * (size_t)mock.node->gpu_count + column];
+    const struct mock_node *node = mock_node();
+    return ((const unsigned char *)node)[matrix_offset + (size_t)row * (size_t)node->gpu_count + column];
 }
 
 bool mock_lost(const struct mock_gpu *gpu)
@@ -122,30 +133,50 @@ static void complain(const char *format, const char *detail)
     fputc('\n', stderr);
 }
 
-static const struct mock_node *map_node(const char *path, size_t *size)
+static const struct mock_node *map_node(int file, const struct stat *facts, const char *path)
 {
-    const int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) {
-        complain("cannot open the node file %s", path);
-        return NULL;
-    }
-    struct stat facts;
+    const size_t size = (size_t)facts->st_size;
     void *memory = MAP_FAILED;
-    if (fstat(file, &facts) == 0 && (size_t)facts.st_size >= sizeof(struct mock_node))
-        memory = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_SHARED, file, 0);
-    close(file);
+    if (size >= sizeof(struct mock_node))
+        memory = mmap(NULL, size, PROT_READ, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) {
         complain("%s is not a node file", path);
         return NULL;
     }
     const struct mock_node *node = memory;
-    *size = (size_t)facts.st_size;
     if (memcmp(node->magic, MOCK_MAGIC, sizeof(node->magic)) == 0 && node->layout == MOCK_LAYOUT &&
-        node->size == facts.st_size)
+        node->size == facts->st_size)
         return node;
     complain("%s was written by another version of the mock; make the node again", path);
-    munmap(memory, *size);
+    munmap(memory, size);
     return NULL;
+}
+
+static struct opened *open_node(const char *path)
+{
+    struct stat facts;
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0 || fstat(file, &facts) != 0) {
+        complain("cannot open the node file %s", path);
+        if (file >= 0)
+            close(file);
+        return NULL;
+    }
+    struct opened *found = mock.all;
+    while (found != NULL && (found->device != facts.st_dev || found->inode != facts.st_ino))
+        found = found->next;
+    const struct mock_node *node = found != NULL ? found->node : map_node(file, &facts, path);
+    close(file);
+    if (found != NULL || node == NULL)
+        return found;
+    struct opened *made = calloc(1, sizeof(*made));
+    if (made == NULL)
+        return NULL;
+    *made = (struct opened){.next = mock.all, .node = node, .device = facts.st_dev, .inode = facts.st_ino};
+    made->devices = calloc((size_t)node->gpu_count + 1, sizeof(*made->devices));
+    made->visible = calloc((size_t)node->gpu_count + 1, sizeof(*made->visible));
+    mock.all = made; /* kept even where memory ran out: nothing is ever taken off the list */
+    return made->devices != NULL && made->visible != NULL ? made : NULL;
 }
 
 /* Where this process looks for device nodes: set, or the dev folder of the root that holds run/gpudra-mock/node. */
@@ -176,38 +207,19 @@ static bool node_exists(const char *root, int64_t minor)
            stat(path, &facts) == 0;
 }
 
-static nvmlReturn_t see_devices(const char *path)
+static nvmlReturn_t see_devices(struct opened *opened, const char *path)
 {
     char root[PATH_MAX];
     if (!device_root(path, root, sizeof(root)))
         return NVML_ERROR_LIBRARY_NOT_FOUND;
-    const size_t count = (size_t)mock.node->gpu_count;
-    mock.devices = calloc(count + 1, sizeof(*mock.devices));
-    mock.visible = calloc(count + 1, sizeof(*mock.visible));
-    if (mock.devices == NULL || mock.visible == NULL)
-        return NVML_ERROR_MEMORY;
-    mock.visible_count = 0;
-    for (unsigned int i = 0; i < count; ++i) {
-        mock.devices[i].position = i;
+    mock.current = opened;
+    opened->visible_count = 0;
+    for (unsigned int i = 0; i < (unsigned int)opened->node->gpu_count; ++i) {
+        opened->devices[i].position = i;
         if (node_exists(root, gpu_at(i)->minor))
-            mock.visible[mock.visible_count++] = i;
+            opened->visible[opened->visible_count++] = i;
     }
     return NVML_SUCCESS;
-}
-
-static void forget(void)
-{
-    free(mock.devices);
-    free(mock.visible);
-    mock.devices = NULL;
-    mock.visible = NULL;
-    mock.visible_count = 0;
-    if (mock.node != NULL)
-        munmap((void *)(uintptr_t)mock.node, mock.mapped);
-    mock.node = NULL;
-    if (mock.trace >= 0)
-        close(mock.trace);
-    mock.trace = -1;
 }
 
 static nvmlReturn_t load(void)
@@ -217,37 +229,36 @@ static nvmlReturn_t load(void)
         complain("%s is not set: this is a stand-in for libnvidia-ml.so.1 and knows no hardware", "GPUDRA_MOCK_NODE");
         return NVML_ERROR_LIBRARY_NOT_FOUND;
     }
-    mock.node = map_node(path, &mock.mapped);
-    if (mock.node == NULL)
+    struct opened *opened = open_node(path);
+    if (opened == NULL)
         return NVML_ERROR_LIBRARY_NOT_FOUND;
-    const char *trace = getenv("GPUDRA_MOCK_TRACE");
-    if (trace != NULL && *trace != '\0')
-        mock.trace = open(trace, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     const char *quiet = getenv("GPUDRA_MOCK_QUIET");
     if (!mock.announced && (quiet == NULL || strcmp(quiet, "1") != 0))
         complain("this is not hardware, node %s", path);
     mock.announced = true;
-    return see_devices(path);
+    const char *trace = getenv("GPUDRA_MOCK_TRACE");
+    if (mock.trace < 0 && trace != NULL && *trace != '\0')
+        mock.trace = open(trace, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    return see_devices(opened, path);
 }
 
-/* nvmlInit*: the prologue cannot look at the rules of a node that is not mapped yet, so they are looked at here. */
-static nvmlReturn_t rule(const char *function, nvmlDevice_t device);
+static bool driver_loaded(void)
+{
+    return __atomic_load_n(&mock_node()->driver_loaded, __ATOMIC_RELAXED) != 0;
+}
 
-nvmlReturn_t mock_open(void)
+static nvmlReturn_t rule(const char *function, nvmlDevice_t device, bool for_one_gpu);
+
+nvmlReturn_t mock_open(const char *function)
 {
     pthread_mutex_lock(&mock.lock);
-    nvmlReturn_t result = NVML_SUCCESS;
-    if (mock.references == 0) {
-        result = load();
-        if (result == NVML_SUCCESS && __atomic_load_n(&mock.node->driver_loaded, __ATOMIC_RELAXED) == 0)
-            result = NVML_ERROR_DRIVER_NOT_LOADED;
-        if (result == NVML_SUCCESS)
-            result = rule("nvmlInitWithFlags", NULL);
-        if (result != NVML_SUCCESS)
-            forget();
-    }
+    nvmlReturn_t result = mock.references == 0 ? load() : NVML_SUCCESS;
+    if (result == NVML_SUCCESS && !driver_loaded())
+        result = NVML_ERROR_DRIVER_NOT_LOADED;
     if (result == NVML_SUCCESS)
-        ++mock.references;
+        result = rule(function, NULL, false);
+    if (result == NVML_SUCCESS)
+        __atomic_add_fetch(&mock.references, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&mock.lock);
     return result;
 }
@@ -255,11 +266,11 @@ nvmlReturn_t mock_open(void)
 nvmlReturn_t mock_close(void)
 {
     pthread_mutex_lock(&mock.lock);
-    const bool open = mock.references > 0;
-    if (open && --mock.references == 0)
-        forget();
+    nvmlReturn_t result = mock.references > 0 ? rule("nvmlShutdown", NULL, false) : NVML_ERROR_UNINITIALIZED;
+    if (result == NVML_SUCCESS)
+        __atomic_sub_fetch(&mock.references, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&mock.lock);
-    return open ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+    return result;
 }
 
 static void pause_for(int64_t milliseconds)
@@ -279,17 +290,19 @@ static void serve_delay(const struct mock_rule *entry)
         pause_for(10);
 }
 
-static nvmlReturn_t rule(const char *function, nvmlDevice_t device)
+/* The first rule for a function that fits; ``for_one_gpu`` leaves out those that are about all GPUs. */
+static nvmlReturn_t rule(const char *function, nvmlDevice_t device, bool for_one_gpu)
 {
-    const struct mock_rule *rules = (const struct mock_rule *)((const char *)mock.node + mock.node->rule_offset);
+    const struct mock_node *node = mock_node();
+    const struct mock_rule *rules = (const struct mock_rule *)((const char *)node + node->rule_offset);
     unsigned int position = 0;
     const bool about_gpu = position_of(device, &position);
-    for (int64_t i = 0; i < mock.node->rule_capacity; ++i) {
+    for (int64_t i = 0; i < node->rule_capacity; ++i) {
         const struct mock_rule *entry = &rules[i];
         if (__atomic_load_n(&entry->function[0], __ATOMIC_RELAXED) == 0 ||
             strncmp((const char *)entry->function, function, sizeof(entry->function)) != 0)
             continue;
-        if (entry->gpu >= 0 && (!about_gpu || entry->gpu != (int64_t)position))
+        if (entry->gpu < 0 ? for_one_gpu : !about_gpu || entry->gpu != (int64_t)position)
             continue;
         const int64_t code = entry->code;
         serve_delay(entry);
@@ -305,28 +318,33 @@ static void trace(const char *function, nvmlDevice_t device)
     unsigned int position = 0;
     const int about = position_of(device, &position) ? (int)position : -1;
     const int length = snprintf(line, sizeof(line), "%s %d\n", function, about);
-    if (write(mock.trace, line, (size_t)length) != length) {
-        complain("the trace ends at %s: it cannot be written", function);
-        close(mock.trace);
-        mock.trace = -1;
-    }
+    if (write(mock.trace, line, (size_t)length) != length)
+        complain("%s is missing in the trace, which cannot be written", function);
 }
 
 nvmlReturn_t mock_enter(const char *function, enum mock_kind kind, nvmlDevice_t device)
 {
+    if (kind == MOCK_ANY_TIME)
+        return NVML_SUCCESS; /* init and shutdown look at their rules under the lock */
+    if (__atomic_load_n(&mock.references, __ATOMIC_ACQUIRE) == 0)
+        return NVML_ERROR_UNINITIALIZED;
     if (mock.trace >= 0)
         trace(function, device);
-    if (kind == MOCK_ANY_TIME)
-        return NVML_SUCCESS;
-    if (mock.node == NULL)
-        return NVML_ERROR_UNINITIALIZED;
-    if (__atomic_load_n(&mock.node->driver_loaded, __ATOMIC_RELAXED) == 0)
+    if (!driver_loaded())
         return NVML_ERROR_DRIVER_NOT_LOADED;
     const struct mock_gpu *gpu = kind == MOCK_DEVICE ? mock_gpu(device) : NULL;
     if (kind == MOCK_DEVICE && gpu == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    const nvmlReturn_t ruled = rule(function, device);
+    const nvmlReturn_t ruled = rule(function, device, false);
     if (ruled != NVML_SUCCESS)
         return ruled;
     return gpu != NULL && mock_lost(gpu) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+nvmlReturn_t mock_reach(const char *function, nvmlDevice_t found)
+{
+    const nvmlReturn_t ruled = rule(function, found, true);
+    if (ruled != NVML_SUCCESS)
+        return ruled;
+    return mock_lost(mock_gpu(found)) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }

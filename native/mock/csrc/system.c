@@ -9,17 +9,17 @@
 nvmlReturn_t impl_nvmlInitWithFlags(unsigned int flags)
 {
     (void)flags; /* NO_GPUS and NO_ATTACH: a node without GPUs is a success here anyway */
-    return mock_open();
+    return mock_open("nvmlInitWithFlags");
 }
 
 nvmlReturn_t impl_nvmlInit_v2(void)
 {
-    return mock_open();
+    return mock_open("nvmlInit_v2");
 }
 
 nvmlReturn_t impl_nvmlInit(void)
 {
-    return mock_open();
+    return mock_open("nvmlInit");
 }
 
 nvmlReturn_t impl_nvmlShutdown(void)
@@ -86,7 +86,7 @@ nvmlReturn_t impl_nvmlGetExcludedDeviceCount(unsigned int *deviceCount)
 /* Hands a handle out: a lost GPU gives GPU_IS_LOST, and the rules for the lookup may name the GPU. */
 static nvmlReturn_t hand_out(const char *function, nvmlDevice_t found, nvmlDevice_t *device)
 {
-    const nvmlReturn_t early = mock_enter(function, MOCK_DEVICE, found);
+    const nvmlReturn_t early = mock_reach(function, found);
     if (early == NVML_SUCCESS)
         *device = found;
     return early;
