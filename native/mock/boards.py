@@ -127,7 +127,7 @@ def _gpu(entry: Fields, device: PciDevice, index: int, profile: str) -> Gpu:
 def _identity(entry: Fields, device: PciDevice, index: int) -> dict[str, int]:
     domain, bus, rest = device.address.split(":")
     words = entry.text("compute_capability").split(".")
-    if len(words) != 2 or not all(word.isdigit() for word in words):
+    if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
         raise ProfileError(entry.where("compute_capability"), 'expected for example "9.0"')
     architecture = entry.text("architecture")
     if architecture not in ARCHITECTURES:

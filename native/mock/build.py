@@ -22,7 +22,7 @@ from typing import Final
 CSRC: Final = Path(__file__).parent / "csrc"
 VENDOR: Final = Path(__file__).parent.parent / "csrc" / "vendor"
 CORE: Final = ("stubs", "state", "system", "identity", "device", "link", "topology", "events")
-FLAGS: Final = ("-std=c11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+FLAGS: Final = ("-std=c11", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 OTHER_LIBRARIES: Final = {
     "libcuda.so": "libcuda.so.1",

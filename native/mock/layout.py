@@ -218,6 +218,7 @@ HEADER: Final = Record(
             "gpu_count",
             "gpu_offset",
             "rule_capacity",
+            "rule_count",  # places from the first on that may hold a rule: a healthy node is not searched
             "rule_offset",
             "level_offset",
             "p2p_offset",

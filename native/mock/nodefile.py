@@ -40,6 +40,7 @@ def encode(profile: Profile) -> bytes:
             "gpu_count": count,
             "gpu_offset": gpu_offset,
             "rule_capacity": layout.RULE_CAPACITY,
+            "rule_count": len(profile.failures),
             "rule_offset": rule_offset,
             "level_offset": levels,
             "p2p_offset": levels + count * count,
@@ -149,7 +150,7 @@ class NodeFile:
 
     def set_driver_loaded(self, loaded: bool) -> None:
         """Whether calls find a driver; without one they return DRIVER_NOT_LOADED."""
-        self._write(HEADER.offset("driver_loaded"), struct.pack("=q", int(loaded)))
+        self._write((HEADER.offset("driver_loaded"), struct.pack("=q", int(loaded))))
 
     def set_number(self, address: str, field: str, value: int) -> None:
         """Set a number of one GPU, a field of ``layout.GPU``.
@@ -158,7 +159,7 @@ class NodeFile:
             ValueError: the node has no GPU at that address.
             KeyError: there is no such field.
         """
-        self._write(self._gpu(address) + GPU.offset(field), struct.pack("=q", value))
+        self._write((self._gpu(address) + GPU.offset(field), struct.pack("=q", value)))
 
     def set_rules(self, failures: Iterable[Failure]) -> None:
         """Replace all failures.
@@ -166,13 +167,14 @@ class NodeFile:
         Raises:
             ValueError: too many, or one names a GPU that the node does not have.
         """
-        name = RULE.offset("function")
-        assert name == 0, "a place is emptied through its first byte"
-        for place, record in enumerate(encode_rules(failures, self._addresses)):
+        assert RULE.offset("function") == 0, "a place is emptied through its first byte"
+        given = list(failures)
+        pieces: list[tuple[int, bytes]] = []
+        for place, record in enumerate(encode_rules(given, self._addresses)):
             start = HEADER.size + place * RULE.size
-            self._write(start, b"\0")  # readers skip the place while it is half written
-            self._write(start + 1, record[1:])
-            self._write(start, record[:1])
+            # readers skip a place while it is half written
+            pieces += [(start, b"\0"), (start + 1, record[1:]), (start, record[:1])]
+        self._write(*pieces, (HEADER.offset("rule_count"), struct.pack("=q", len(given))))
 
     def _gpu(self, address: str) -> int:
         canonical = canonical_address(address)
@@ -181,9 +183,10 @@ class NodeFile:
         index = self._addresses.index(canonical)
         return HEADER.size + RULE.size * layout.RULE_CAPACITY + GPU.size * index
 
-    def _write(self, offset: int, data: bytes) -> None:
+    def _write(self, *pieces: tuple[int, bytes]) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(descriptor, data, offset)
+            for offset, data in pieces:
+                os.pwrite(descriptor, data, offset)
         finally:
             os.close(descriptor)

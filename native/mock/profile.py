@@ -6,6 +6,7 @@ that invents silently is worth nothing. Whatever a board does not have is ``null
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from native.nvml.errors import NvmlReturn
 
 SCHEMA: Final = "gpudra.mock/v1"
 _SECTIONS: Final = ("driver", "host", "gpu", "gpus", "nvlink", "pcie")
+_CPUS: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 _ARCHITECTURES: Final = ("x86_64", "aarch64")
 
 
@@ -146,7 +148,7 @@ def _sources(section: Fields) -> dict[str, str]:
 
 def _cuda(text: str) -> int:
     major, _, minor = text.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
+    if not (text.isascii() and major.isdigit() and minor.isdigit()):
         raise ProfileError("driver.cuda", f"{text!r} is not a version such as 13.0")
     return 1000 * int(major) + 10 * int(minor)
 
@@ -221,10 +223,10 @@ def parse_cpus(text: str, where: str = "cpus") -> frozenset[int]:
         ProfileError: it is none, or a number is beyond the 2047 that the node file holds.
     """
     found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        last = last or first
-        if not (first.isdigit() and last.isdigit() and int(first) <= int(last) < 2048):
+    for part in text.split(",") if text else ():
+        match = _CPUS.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < 2048:
             raise ProfileError(where, f"{text!r} is not a CPU list such as 0-55,112-167 with numbers below 2048")
-        found.update(range(int(first), int(last) + 1))
+        found.update(range(first, last + 1))
     return frozenset(found)

@@ -365,13 +365,13 @@ def test_starting_and_ending_fail_by_rule_too(own_node: MockNode, ask: Ask, code
 
 
 def test_a_lookup_serves_the_delay_of_its_rule_once(own_node: MockNode, ask: Ask) -> None:
-    own_node.set_failures([Failure("nvmlDeviceGetHandleByIndex_v2", delay_ms=300)])
+    own_node.set_failures([Failure("nvmlDeviceGetHandleByIndex_v2", delay_ms=700)])
     code = """
 import time
 pynvml.nvmlInit()
 start = time.monotonic(); pynvml.nvmlDeviceGetHandleByIndex(0); answer = time.monotonic() - start
 """
-    assert 0.3 <= ask(own_node, code) < 0.6
+    assert 0.7 <= ask(own_node, code) < 1.4
 
 
 def test_the_rules_have_room_for_64_and_name_only_gpus_that_exist(own_node: MockNode) -> None:

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define MOCK_MAGIC "GPUDRAMK"
-#define MOCK_LAYOUT UINT64_C(3893601049434464727)
+#define MOCK_LAYOUT UINT64_C(1360393573445748169)
 #define MOCK_MAX_LINKS 36
 #define MOCK_CPU_WORDS 32
 #define MOCK_NODE_WORDS 4
@@ -131,6 +131,7 @@ struct mock_node {
     int64_t gpu_count;
     int64_t gpu_offset;
     int64_t rule_capacity;
+    int64_t rule_count;
     int64_t rule_offset;
     int64_t level_offset;
     int64_t p2p_offset;
@@ -140,6 +141,6 @@ struct mock_node {
     struct mock_text profile;
     int64_t reserved[32];
 };
-_Static_assert(sizeof(struct mock_node) == 744, "mock_node");
+_Static_assert(sizeof(struct mock_node) == 752, "mock_node");
 
 #endif

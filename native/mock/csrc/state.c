@@ -297,7 +297,8 @@ static nvmlReturn_t rule(const char *function, nvmlDevice_t device, bool for_one
     const struct mock_rule *rules = (const struct mock_rule *)((const char *)node + node->rule_offset);
     unsigned int position = 0;
     const bool about_gpu = position_of(device, &position);
-    for (int64_t i = 0; i < node->rule_capacity; ++i) {
+    const int64_t count = __atomic_load_n(&node->rule_count, __ATOMIC_ACQUIRE);
+    for (int64_t i = 0; i < count && i < node->rule_capacity; ++i) {
         const struct mock_rule *entry = &rules[i];
         if (__atomic_load_n(&entry->function[0], __ATOMIC_RELAXED) == 0 ||
             strncmp((const char *)entry->function, function, sizeof(entry->function)) != 0)
