@@ -21,11 +21,6 @@ log = logging.getLogger(__name__)
 
 PLUGIN_TYPE = "DRAPlugin"
 
-IMPLEMENTATION_KEY = "kubeletplugin-implementation"
-"""Metadata key that goes with GetInfo's answer; the kubelet does not look at it."""
-IMPLEMENTATION_NAME = "python-kubeletplugin"
-"""Marks plugins that were made with this library, so that two instances of one driver know each other."""
-
 
 @dataclass(frozen=True, slots=True)
 class RegistrationStatus:
@@ -95,7 +90,6 @@ class RegistrationService(registration_v1_pb2_grpc.RegistrationServicer):
         self, request: registration_v1_pb2.InfoRequest, context: grpc.ServicerContext
     ) -> registration_v1_pb2.PluginInfo:
         """Who this plugin is. Answers from memory."""
-        context.send_initial_metadata(((IMPLEMENTATION_KEY, IMPLEMENTATION_NAME),))
         return self._info
 
     def NotifyRegistrationStatus(  # noqa: N802 - the name is the wire's
