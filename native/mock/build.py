@@ -143,7 +143,12 @@ def _compile_all(work: Path) -> None:
     core = work / "core.o"
     _run([compiler(), "-r", "-nostdlib", "-o", str(core), *(str(objects / f"{name}.o") for name in CORE)])
     smi = str(work / "nvidia-smi")
-    _run([compiler(), "-static", "-s", "-o", smi, str(objects / "smi.o"), str(core), "-pthread"])
+    try:
+        _run([compiler(), "-static", "-s", "-o", smi, str(objects / "smi.o"), str(core), "-pthread"])
+    except BuildError as error:
+        raise BuildError(
+            f"{error}\nnvidia-smi is linked statically: it needs libc.a (libc6-dev, glibc-static)"
+        ) from error
     shutil.rmtree(objects)
 
 

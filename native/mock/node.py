@@ -47,7 +47,11 @@ class MockNode:
             raise FileExistsError(f"{root} is not empty: remove it, or open the node in it with MockNode.open")
         built = build.build(node_profile.absent)
         root.mkdir(parents=True, exist_ok=True)
-        tree.write(root, node_profile, text, built)
+        try:
+            tree.write(root, node_profile, text, built)
+        except BaseException:  # a full disk, or Ctrl-C: half a node would only be in the way of the next attempt
+            shutil.rmtree(root, ignore_errors=True)
+            raise
         return cls(root, node_profile)
 
     @classmethod

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from native.mock import MockNode, ProfileError, profiles
+from native.mock import MockNode, ProfileError, nodefile, profiles
 from native.mock.tree import make_node
 from tests.support.mocknodes import Node
 
@@ -216,6 +220,30 @@ def test_a_wrong_profile_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="is not YAML"):
         MockNode.create(tmp_path / "root", path)
     assert not (tmp_path / "root").exists()
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(nodefile, "encode", full)
+    with pytest.raises(OSError, match="No space left"):
+        MockNode.create(tmp_path / "root", "t4")
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_a_process_that_may_not_make_device_nodes_makes_and_uses_a_node(tmp_path: Path) -> None:
+    program = """
+import pathlib, subprocess, sys
+from native.mock import MockNode
+node = MockNode.create(pathlib.Path(sys.argv[1]), "t4")
+print((node.root / "dev/nvidia0").is_file())
+print(subprocess.run([node.smi, "-L"], env=node.environment, capture_output=True, text=True).stdout, end="")
+"""
+    command = ["setpriv", "--bounding-set=-mknod", sys.executable, "-c", program, str(tmp_path / "root")]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("True\nGPU 0: Tesla T4 (UUID: GPU-"), done.stderr
 
 
 def test_activating_a_node_sets_the_environment_of_this_process(node_of: Node, monkeypatch: pytest.MonkeyPatch) -> None:
