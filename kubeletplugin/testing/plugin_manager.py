@@ -132,7 +132,7 @@ class PluginManager:
         self._changed = threading.Condition()
         self._plugins: list[RegisteredPlugin] = []
         self._seen: dict[Path, tuple[int, int]] = {}
-        self._retry_at: dict[Path, tuple[float, float]] = {}
+        self._retry_at: dict[tuple[Path, tuple[int, int]], tuple[float, float]] = {}
         self._wipes: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -264,7 +264,7 @@ class PluginManager:
                 if plugin.registration_socket == socket:
                     self._remove(plugin)
         for socket, identity in found.items():
-            due, delay = self._retry_at.get(socket, (0.0, 0.5))
+            due, delay = self._retry_at.get((socket, identity), (0.0, 0.5))
             if socket in self._seen or time.monotonic() < due:
                 continue
             try:
@@ -272,9 +272,8 @@ class PluginManager:
             except KubeletError as error:
                 log.warning("%s", error)
                 self.errors.append(str(error))
-                self._retry_at[socket] = (time.monotonic() + delay, min(120.0, 2 * delay))
+                self._retry_at[socket, identity] = (time.monotonic() + delay, min(120.0, 2 * delay))
             else:
-                self._retry_at.pop(socket, None)
                 self._seen[socket] = identity
 
     def _watch_connections(self) -> None:
@@ -329,6 +328,9 @@ def _sockets(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
 def _get_info(
     channel: grpc.Channel, stub: registration_v1_pb2_grpc.RegistrationStub, socket: Path
 ) -> registration_v1_pb2.PluginInfo:
+    if not is_alive(socket):
+        # The kubelet dials for ten seconds, but beside its other work, which waits for nobody here.
+        raise KubeletError(f"RegisterPlugin error -- dial failed at socket {socket}: connection refused")
     try:
         grpc.channel_ready_future(channel).result(DIAL_TIMEOUT)
         return stub.GetInfo(registration_v1_pb2.InfoRequest(), timeout=GET_INFO_TIMEOUT)

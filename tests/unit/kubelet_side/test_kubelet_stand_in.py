@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +152,22 @@ def test_one_endpoint_is_registered_once(node: Node) -> None:
         with pytest.raises(KubeletError, match="already registered for DRA driver"):
             kubelet.plugins.register(node.registration_socket)
         kubelet.stop()
+
+
+@pytest.mark.bug("B66")
+def test_a_killed_plugins_sockets_keep_nobody_from_registering(node: Node) -> None:
+    node.registry_dir.mkdir()
+    node.dra_socket.parent.mkdir(parents=True)
+    for path in (node.dra_socket, node.registration_socket, node.registry_dir / "another-reg.sock"):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    with kubelet_of(node) as kubelet:
+        while len(kubelet.plugins.errors) < 2:
+            threading.Event().wait(0.005)
+        assert all("connection refused" in error for error in kubelet.plugins.errors)
+        with node.plugin() as plugin:
+            assert plugin.registered.wait(10)
+            assert plugin.liveness() is None
 
 
 def test_a_claim_goes_through_a_pods_life(node: Node, kubelet: Kubelet) -> None:
