@@ -380,3 +380,31 @@ def test_a_claim_in_doubt_without_its_file_is_withheld_and_not_made_again(node: 
     assert "claim-u1" in str(answer)
     assert not isinstance(preparer.prepare({"u1": claim("u1", result(0))})["u1"], ClaimError)
     assert node.specs() == ["u1", "u2"]
+
+
+@pytest.mark.bug("B72")
+def test_a_cdi_folder_that_outlives_the_reboot_is_not_believed(node: FakeNode) -> None:
+    prepared(node, "u1")
+    node.boot = "boot-2"
+    node.change_gpu(0, uuid="GPU-ffffffff-0000-4000-8000-000000000000")
+    preparer = node.start()
+    answer = preparer.prepare({"u1": claim("u1", result(0))})["u1"]
+    assert isinstance(answer, ClaimError)
+    assert "replaced" in str(answer)
+    preparer.recover()
+    assert node.specs() == []
+
+
+@pytest.mark.bug("B73")
+def test_a_claim_that_may_be_in_use_keeps_its_record_when_making_its_file_again_fails(node: FakeNode) -> None:
+    preparer = prepared(node, "u1")
+    node.spec_path("u1").unlink()
+    node.cdi_dir.rmdir()
+    node.cdi_dir.write_text("in the way")
+    answer = preparer.prepare({"u1": claim("u1", result(0))})["u1"]
+    assert isinstance(answer, ClaimError)
+    other = preparer.prepare({"u2": claim("u2", result(0))})["u2"]
+    assert isinstance(other, ClaimError)
+    assert other.reason is Reason.DEVICE_IN_USE
+    node.cdi_dir.unlink()
+    assert preparer.recover().remade == ["u1"]
