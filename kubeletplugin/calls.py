@@ -78,6 +78,10 @@ class ClaimCalls:
         """Undoes it. Asks nobody but the handler: the claim may be gone, the API server away."""
         return self._run(refs, call, self._handler.unprepare)
 
+    def is_busy(self) -> bool:
+        """Whether any claim is being worked on, or waited for."""
+        return len(self._queues) > 0
+
     def drain(self, timeout: float) -> bool:
         """Waits until no handler call runs; ``False`` after ``timeout`` seconds."""
         return self._queues.wait_idle(timeout)

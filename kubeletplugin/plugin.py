@@ -25,7 +25,15 @@ from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
 from kubeletplugin.neighbours import Neighbour, find_neighbours, instance_handler
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.registration import Registered, RegistrationService
-from kubeletplugin.sockets import BoundSocket, SocketError, SocketPaths, bind_server, make_folder, socket_paths
+from kubeletplugin.sockets import (
+    BoundSocket,
+    SocketError,
+    SocketPaths,
+    bind_server,
+    is_alive,
+    make_folder,
+    socket_paths,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -196,6 +204,8 @@ class Plugin:
     def liveness(self, timeout: float = 1.0) -> str | None:
         """Walks the kubelet's own way through both sockets; what is wrong, or ``None``.
 
+        A DRA service that is too busy with claims to answer is alive: a restart would not free what it waits for.
+
         Args:
             timeout: seconds for each of the two calls; the kubelet gives GetInfo one.
         """
@@ -207,11 +217,15 @@ class Plugin:
             with grpc.insecure_channel(f"unix:{paths.registration}") as channel:
                 registration = registration_v1_pb2_grpc.RegistrationStub(channel)
                 registration.GetInfo(registration_v1_pb2.InfoRequest(), timeout=timeout)
+        except grpc.RpcError as error:
+            return f"the kubelet cannot reach the registration socket {paths.registration}: {rpc_text(error)}"
+        try:
             with grpc.insecure_channel(f"unix:{paths.dra}") as channel:
                 dra = dra_v1_pb2_grpc.DRAPluginStub(channel)
                 dra.NodePrepareResources(dra_v1_pb2.NodePrepareResourcesRequest(), timeout=timeout)
         except grpc.RpcError as error:
-            return f"the kubelet cannot reach the plugin at {paths.registration} or {paths.dra}: {rpc_text(error)}"
+            if not (self._calls.is_busy() and is_alive(paths.dra)):
+                return f"the kubelet cannot reach the DRA socket {paths.dra}: {rpc_text(error)}"
         return None
 
     def readiness(self) -> str | None:

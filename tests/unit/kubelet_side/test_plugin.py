@@ -224,6 +224,32 @@ def test_a_socket_that_somebody_removed_is_noticed(node: Node, socket: str) -> N
         assert str(getattr(node, socket)) in reason
 
 
+def test_a_plugin_that_is_busy_is_alive_and_one_whose_socket_is_gone_is_not(
+    node: Node, aside: ThreadPoolExecutor
+) -> None:
+    node.api.add_claim(ref(1))
+    gate = node.driver.hold("uid-1")
+    with node.plugin(workers=1) as plugin, node.stub() as dra:
+        calls = [aside.submit(dra.NodePrepareResources, prepare_request(ref(1)), timeout=40) for _ in range(4)]
+        assert node.driver.entered["uid-1"].wait(10)
+        while answers(dra):  # until all four threads of the server are taken
+            pass
+        assert plugin.liveness(timeout=0.2) is None
+        node.dra_socket.unlink()
+        assert plugin.liveness(timeout=0.2) is not None
+        gate.set()
+        for call in calls:
+            call.result()
+
+
+def answers(dra: object) -> bool:
+    try:
+        dra.NodePrepareResources(prepare_request(), timeout=0.2)  # type: ignore[attr-defined]
+    except grpc.RpcError:
+        return False
+    return True
+
+
 def test_liveness_before_the_start_says_so(node: Node) -> None:
     assert node.plugin().liveness() == "the plugin is not started"
 
