@@ -1,154 +1,220 @@
-"""Events of the Kubernetes API: what a person sees under ``kubectl describe``. Written by a thread of their own.
-
-Rules of client-go's recorder are kept where they matter to users: the same event again raises ``count`` on the one
-that is there instead of adding another; a flood is cut off; nobody who records an event ever waits for the server.
-"""
+"""Kubernetes Events: what an operator sees with ``kubectl describe``. Best effort, never in anybody's way."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeAlias
 
 from kubeletplugin.api import JSON
-from kubeletplugin.client import STRATEGIC_PATCH, ApiError, ApiUnreachableError, KubeClient
+from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
+from kubeletplugin.credentials import CredentialsError
 from kubeletplugin.ratelimit import TokenBucket
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1024
-"""Bytes of a message (validation of core/v1 Event)."""
-MAX_WAITING = 256
-REMEMBERED = 1024
-_BURST = 25
-_RATE = 1.0 / 10
-"""Sustained events per second; client-go's spam filter allows 1 in 5 minutes per object, we have one object."""
+"""Bytes of a message; the API server refuses longer ones."""
+MAX_QUEUED = 256
+MAX_REMEMBERED = 512
+BURST_PER_OBJECT = 25
+RATE_PER_OBJECT = 1.0 / 300.0
+"""Events a second about one object after the burst, as in client-go: a fault that repeats must not flood etcd."""
+
+_Key: TypeAlias = tuple[str, str, str, str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Occurrence:
-    regarding: JSON
+class Regarding:
+    """The object that an event is about. ``namespace`` is empty for a cluster-scoped one."""
+
     kind: str
+    name: str
+    uid: str = ""
+    namespace: str = ""
+    api_version: str = "v1"
+
+    def reference(self) -> JSON:
+        """As ``involvedObject``."""
+        fields = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "uid": self.uid,
+            "namespace": self.namespace,
+        }
+        return {name: value for name, value in fields.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    regarding: Regarding
+    type: str
     reason: str
     message: str
-    at: float
+    at: str
 
     @property
-    def key(self) -> tuple[str, ...]:
-        who = (str(self.regarding.get(field, "")) for field in ("kind", "namespace", "name", "uid"))
-        return (*who, self.kind, self.reason, self.message)
+    def key(self) -> _Key:
+        about = self.regarding
+        return (about.kind, about.namespace, about.name, about.uid, self.type, self.reason, self.message)
 
 
 @dataclass(slots=True)
-class _Written:
+class _Posted:
     path: str
     count: int
 
 
 class EventRecorder:
-    """Records Events about objects.
+    """Posts core/v1 Events from a thread of its own; the same event again only counts up the first one.
 
     Args:
-        client: the API server; needs create and patch on events.
-        component: who reports ("gpudra-agent").
-        host: the node's name.
+        client: needs create and patch on events.
+        component: who reports, for example the driver's name.
+        host: the node this runs on.
+        on_drop: called for each event that is thrown away, with the cause (``queue``, ``rate``, ``error``).
     """
 
-    def __init__(self, client: KubeClient, *, component: str, host: str) -> None:
+    def __init__(
+        self, client: KubeClient, *, component: str, host: str, on_drop: Callable[[str], None] | None = None
+    ) -> None:
         self._client = client
         self._component = component
         self._host = host
-        self._waiting: queue.Queue[_Occurrence | None] = queue.Queue(MAX_WAITING)
-        self._written: OrderedDict[tuple[str, ...], _Written] = OrderedDict()
-        self._bucket = TokenBucket(_RATE, _BURST)
-        self._lost = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-        self._thread.start()
+        self._on_drop = on_drop
+        self._queue: queue.Queue[_Entry | None] = queue.Queue(MAX_QUEUED)
+        self._posted: OrderedDict[_Key, _Posted] = OrderedDict()
+        self._buckets: OrderedDict[Regarding, TokenBucket] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
 
-    def record(self, regarding: JSON, kind: str, reason: str, message: str) -> None:
-        """Queue an event and return at once; with a full queue it is dropped, and the log says so.
-
-        Args:
-            regarding: an object reference (apiVersion, kind, namespace, name, uid). Objects without a namespace have
-                their events in "default", where kubectl looks for them.
-            kind: ``Normal`` or ``Warning``.
-            reason: a CamelCase word.
-            message: a sentence; cut at 1024 bytes.
-        """
-        cut = message.encode()[:MAX_MESSAGE].decode(errors="ignore")
+    def record(self, regarding: Regarding, type: str, reason: str, message: str) -> None:  # noqa: A002 (its name in the API)
+        """Queue one event; returns at once. ``type`` is ``Normal`` or ``Warning``, ``reason`` a CamelCase word."""
+        if type not in ("Normal", "Warning"):
+            raise ValueError(f"the type of an event is Normal or Warning, not {type!r}")
+        entry = _Entry(regarding, type, reason, _cut(message), _now())
+        with self._lock:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+                self._thread.start()
         try:
-            self._waiting.put_nowait(_Occurrence(regarding, kind, reason, cut, time.time()))
+            self._queue.put_nowait(entry)
         except queue.Full:
-            self._lost += 1
-            log.warning("the queue of events is full: dropped %s: %s (%d so far)", reason, cut, self._lost)
+            self._dropped("queue", entry)
 
-    def stop(self, timeout: float = 2.0) -> None:
-        """Write what waits, at most for ``timeout`` seconds, and end."""
-        self._stopping.set()
-        try:
-            self._waiting.put_nowait(None)
-        except queue.Full:
-            log.warning("%d events are not written", self._waiting.qsize())
+    def close(self, timeout: float = 5.0) -> None:
+        """Post what is queued, for at most ``timeout`` seconds; events recorded later are thrown away."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is None:
             return
-        self._thread.join(timeout)
+        end = time.monotonic() + timeout
+        with contextlib.suppress(queue.Full):  # then the queue is emptied below
+            self._queue.put(None, timeout=timeout)
+            thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            self._empty()
+            self._queue.put_nowait(None)
+
+    def _empty(self) -> None:
+        """Throw away what is queued, so that the thread finds the end of it."""
+        while True:
+            try:
+                entry = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if entry is not None:
+                self._dropped("queue", entry)
 
     def _run(self) -> None:
-        while (occurrence := self._waiting.get()) is not None:
+        while (entry := self._queue.get()) is not None:
             try:
-                self._write(occurrence)
-            except (ApiError, ApiUnreachableError) as error:
-                log.warning("the event %s cannot be written: %s", occurrence.reason, error)
+                self._post(entry)
+            except (ApiError, ApiUnreachableError, CredentialsError) as error:
+                logger.warning("event %s about %s is lost: %s", entry.reason, entry.regarding.name, error)
+                self._dropped("error", entry)
             except Exception:
-                log.exception("the event %s cannot be written", occurrence.reason)
+                logger.exception("event %s about %s is lost", entry.reason, entry.regarding.name)
+                self._dropped("error", entry)
 
-    def _write(self, occurrence: _Occurrence) -> None:
-        if self._bucket.take() > 0:
-            self._bucket.give_back()
-            log.warning("too many events: dropped %s: %s", occurrence.reason, occurrence.message)
+    def _post(self, entry: _Entry) -> None:
+        if not self._allowed(entry.regarding):
+            self._dropped("rate", entry)
             return
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(occurrence.at))
-        known = self._written.get(occurrence.key)
-        if known is not None and self._count(known, now):
-            return
-        namespace = occurrence.regarding.get("namespace") or "default"
-        folder = f"/api/v1/namespaces/{namespace}/events"
-        digest = hashlib.sha256(repr((occurrence.key, occurrence.at)).encode()).hexdigest()[:16]
-        name = f"{occurrence.regarding['name']}.{digest}"
+        posted = self._posted.get(entry.key)
+        if posted is not None:
+            try:
+                self._client.patch(posted.path, {"count": posted.count + 1, "lastTimestamp": entry.at})
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                # Events expire after an hour; this one begins anew.
+                del self._posted[entry.key]
+            else:
+                posted.count += 1
+                self._posted.move_to_end(entry.key)
+                return
+        self._create(entry)
+
+    def _create(self, entry: _Entry) -> None:
+        namespace = entry.regarding.namespace or "default"
+        collection = f"/api/v1/namespaces/{namespace}/events"
+        name = f"{entry.regarding.name[:230]}.{time.time_ns():x}"
         self._client.create(
-            folder,
+            collection,
             {
                 "apiVersion": "v1",
                 "kind": "Event",
                 "metadata": {"name": name, "namespace": namespace},
-                "involvedObject": occurrence.regarding,
-                "type": occurrence.kind,
-                "reason": occurrence.reason,
-                "message": occurrence.message,
-                "source": {"component": self._component, "host": self._host},
-                "firstTimestamp": now,
-                "lastTimestamp": now,
+                "involvedObject": entry.regarding.reference(),
+                "type": entry.type,
+                "reason": entry.reason,
+                "message": entry.message,
+                "firstTimestamp": entry.at,
+                "lastTimestamp": entry.at,
                 "count": 1,
+                "source": {"component": self._component, "host": self._host},
                 "reportingComponent": self._component,
                 "reportingInstance": self._host,
             },
         )
-        self._written[occurrence.key] = _Written(f"{folder}/{name}", 1)
-        while len(self._written) > REMEMBERED:
-            self._written.popitem(last=False)
+        self._posted[entry.key] = _Posted(f"{collection}/{name}", 1)
+        while len(self._posted) > MAX_REMEMBERED:
+            self._posted.popitem(last=False)
 
-    def _count(self, known: _Written, now: str) -> bool:
-        """Raise the count of an event that is there; False if it has expired."""
-        body = {"count": known.count + 1, "lastTimestamp": now}
-        try:
-            self._client.patch(known.path, body, content_type=STRATEGIC_PATCH)
-        except ApiError as error:
-            if error.status != 404:
-                raise
+    def _allowed(self, regarding: Regarding) -> bool:
+        bucket = self._buckets.setdefault(regarding, TokenBucket(RATE_PER_OBJECT, BURST_PER_OBJECT))
+        self._buckets.move_to_end(regarding)
+        while len(self._buckets) > MAX_REMEMBERED:
+            self._buckets.popitem(last=False)
+        if bucket.take() > 0:
+            bucket.give_back()
             return False
-        known.count += 1
         return True
+
+    def _dropped(self, cause: str, entry: _Entry) -> None:
+        if cause != "error":
+            logger.warning("event %s about %s is dropped: %s is full", entry.reason, entry.regarding.name, cause)
+        if self._on_drop is not None:
+            self._on_drop(cause)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _cut(message: str) -> str:
+    """At most 1024 bytes, cut between characters."""
+    return message.encode("utf-8", "replace")[:MAX_MESSAGE].decode("utf-8", "ignore")
