@@ -33,6 +33,7 @@ class SliceCache:
         self._lock = threading.Lock()
         self._slices: dict[str, JSON] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
+        self._leaving: set[str] = set()
 
     def pool(self, name: str) -> list[JSON]:
         """All slices of a pool."""
@@ -70,7 +71,7 @@ class SliceCache:
             if event.type == "DELETED":
                 self._gone.pop(_uid(document), None)
                 known = self._slices.pop(_uid(document), None)
-                if known is not None:
+                if known is not None and _uid(document) not in self._leaving:
                     return Change(frozenset({pool_of(known)}), lost=True)
         return Change()
 
@@ -79,9 +80,20 @@ class SliceCache:
         with self._lock:
             self._take(document)
 
+    def deleting(self, document: JSON) -> None:
+        """We are about to delete it: its event may come before the answer, and is no news."""
+        with self._lock:
+            self._leaving.add(_uid(document))
+
+    def kept(self, document: JSON) -> None:
+        """The deletion failed."""
+        with self._lock:
+            self._leaving.discard(_uid(document))
+
     def deleted(self, document: JSON) -> None:
         """We deleted it, or found it gone."""
         with self._lock:
+            self._leaving.discard(_uid(document))
             self._slices.pop(_uid(document), None)
             self._gone[_uid(document)] = None
             while len(self._gone) > _MAX_GONE:

@@ -18,10 +18,10 @@ from kubeletplugin.backoff import Backoff
 from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
 from kubeletplugin.credentials import CredentialsError
 from kubeletplugin.publisher.cache import Change, SliceCache
-from kubeletplugin.publisher.diff import differences, feature_gates, without_positions
+from kubeletplugin.publisher.diff import Path, differences, feature_gates, without_positions
 from kubeletplugin.publisher.plan import pool_problem
 from kubeletplugin.publisher.queue import PoolQueue, RepairPace
-from kubeletplugin.publisher.writer import SLICES, MovedError, PoolWriter, Stored
+from kubeletplugin.publisher.writer import SLICES, MovedError, PoolWriter, Stored, UnsafeError
 
 logger = logging.getLogger(__name__)
 
@@ -271,6 +271,10 @@ class Publisher:
                 raise
             self._refused(name, pool, PublishFailure(name, error.status, error.message, False))
             return 0
+        except UnsafeError as error:
+            self._dropped(name, error.index, error.missing)
+            self._refused(name, pool, PublishFailure(name, None, str(error), False))
+            return 0
         with self._lock:
             self._rejected.pop(name, None)
         self._tell(lambda: self._observer.published(name, slices=len(pool.slices), writes=writes))
@@ -303,11 +307,12 @@ class Publisher:
             kept = Slice(tuple(answer.get("devices") or ()), tuple(answer.get("sharedCounters") or ()))
             with self._lock:
                 self._adopted[name, index] = (pool.slices[index], kept)
-            self._dropped(DroppedFields(name, index, without_positions(missing), feature_gates(missing)))
+            self._dropped(name, index, missing)
 
         return stored
 
-    def _dropped(self, dropped: DroppedFields) -> None:
+    def _dropped(self, name: str, index: int, missing: list[Path]) -> None:
+        dropped = DroppedFields(name, index, without_positions(missing), feature_gates(missing))
         if dropped in self._reported:
             return
         self._reported.add(dropped)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from kubeletplugin.api import JSON, Pool
-from kubeletplugin.client import ApiError, KubeClient
+from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
 from kubeletplugin.publisher.cache import SliceCache
+from kubeletplugin.publisher.diff import Path, differences
 from kubeletplugin.publisher.plan import Owner, Plan, plan_pool
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -22,6 +23,19 @@ Stored: TypeAlias = Callable[[int, dict[str, Any], dict[str, Any]], None]
 
 class MovedError(Exception):
     """A slice is not what we took it for; it has been read again."""
+
+
+class UnsafeError(Exception):
+    """The server would store devices without the counters that keep overlapping ones from being used at once."""
+
+    def __init__(self, index: int, missing: list[Path]) -> None:
+        super().__init__(
+            "the API server drops consumesCounters (feature gate DRAPartitionableDevices is off), so devices that "
+            "share hardware would be offered as if they did not; nothing is written: publish the pool without "
+            "partitions, or enable the gate"
+        )
+        self.index = index
+        self.missing = missing
 
 
 class PoolWriter:
@@ -59,7 +73,12 @@ class PoolWriter:
         return len(documents)
 
     def write(self, name: str, pool: Pool, stored: Stored) -> int:
-        """Make the pool as desired; returns the number of requests that changed something. Raises as ``remove``."""
+        """Make the pool as desired; returns the number of requests that changed something.
+
+        Raises:
+            ApiError, ApiUnreachableError, MovedError: as ``remove``.
+            UnsafeError: the server would drop what keeps overlapping devices apart; nothing was written.
+        """
         plan = plan_pool(name, pool, self._cache.pool(name), self._owner(fresh=False))
         if plan.creates and time.monotonic() - self._node_read > NODE_UID_AGE:
             plan = plan_pool(name, pool, self._cache.pool(name), self._owner(fresh=True))
@@ -85,12 +104,17 @@ class PoolWriter:
 
     def _rehearse(self, plan: Plan) -> None:
         """Ask for a dry run where a refusal in the middle would leave a pool that the scheduler has to ignore."""
-        if plan.writes < 2:
+        writes = (*plan.updates, *plan.creates)
+        if plan.writes < 2 and not any(_consumes_counters(write.document) for write in writes):
             return
-        for write in plan.updates:
-            self._update(write.document, DRY_RUN)
-        for write in plan.creates:
-            self._client.create(SLICES, write.document, query=DRY_RUN)
+        for write in writes:
+            if write in plan.updates:
+                answer = self._update(write.document, DRY_RUN)
+            else:
+                answer = self._client.create(SLICES, write.document, query=DRY_RUN)
+            missing = differences(write.document["spec"], answer["spec"])
+            if any("consumesCounters" in path for path in missing):
+                raise UnsafeError(write.index, missing)
 
     def _owner(self, *, fresh: bool) -> Owner:
         uid = self._node_uid
@@ -115,16 +139,22 @@ class PoolWriter:
 
     def _delete(self, document: JSON) -> None:
         metadata = document["metadata"]
+        self._cache.deleting(document)
         try:
             self._client.delete(
                 f"{SLICES}/{metadata['name']}", uid=metadata["uid"], resource_version=metadata["resourceVersion"]
             )
         except ApiError as error:
+            self._cache.kept(document)
             if error.status == 409:
                 self._read_again(document)
                 raise MovedError(f"ResourceSlice {metadata['name']} was changed by somebody else") from error
             if error.status != 404:
                 raise
+        except ApiUnreachableError:
+            # It may have been carried out; then its event comes as news and the pool is looked at again.
+            self._cache.kept(document)
+            raise
         self._cache.deleted(document)
 
     def _read_again(self, document: JSON) -> None:
@@ -138,3 +168,7 @@ class PoolWriter:
         if current["metadata"]["uid"] != document["metadata"]["uid"]:
             self._cache.deleted(document)
         self._cache.stored(current)
+
+
+def _consumes_counters(document: JSON) -> bool:
+    return any(device.get("consumesCounters") for device in document["spec"].get("devices") or ())

@@ -60,6 +60,25 @@ def test_an_own_deletion_is_not_undone_by_late_events_and_lists() -> None:
     assert known(cache) == {}
 
 
+def test_the_event_of_an_own_deletion_is_no_news_even_before_the_answer() -> None:
+    cache = SliceCache()
+    cache.stored(document("a", 5))
+    cache.deleting(document("a", 5))
+
+    assert cache.apply(event("DELETED", "a", 6)) == Change()
+    cache.deleted(document("a", 5))
+    assert known(cache) == {}
+
+
+def test_a_deletion_that_failed_leaves_the_next_one_news() -> None:
+    cache = SliceCache()
+    cache.stored(document("a", 5))
+    cache.deleting(document("a", 5))
+    cache.kept(document("a", 5))
+
+    assert cache.apply(event("DELETED", "a", 6)) == Change(frozenset({"p"}), lost=True)
+
+
 def test_an_older_event_changes_nothing() -> None:
     cache = SliceCache()
     cache.stored(document("a", 10))

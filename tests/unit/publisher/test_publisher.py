@@ -317,6 +317,26 @@ def test_fields_that_the_server_drops_are_reported_once_and_written_once(
         assert bench.writes() == ["POST", "PATCH"]
 
 
+@pytest.mark.bug("B35")
+def test_devices_that_overlap_are_never_published_without_their_counters(bench: Any) -> None:
+    publisher = publish(bench, content("gpu-0"))
+    before = bench.stored()
+    bench.server.set_gate("DRAPartitionableDevices", enabled=False)
+    use = [{"counterSet": "set", "counters": {"memory": {"value": "40Gi"}}}]
+
+    publisher.update(pools(Slice(shared_counters=(COUNTERS,)), content("mig-0", "mig-1", consumesCounters=use)))
+    bench.observer.wait_for(lambda: bool(bench.observer.failures))
+
+    (failure,) = bench.observer.failures
+    assert not failure.retryable
+    assert "DRAPartitionableDevices is off" in failure.message
+    assert [dropped.feature_gates for dropped in bench.observer.drops] == [("DRAPartitionableDevices",)]
+    assert bench.stored() == before
+    bench.server.set_gate("DRAPartitionableDevices", enabled=True)
+    bench.server.faults.close_watches()
+    bench.eventually(lambda: bench.devices() == [[], ["mig-0", "mig-1"]])
+
+
 def test_fields_that_the_server_dropped_are_tried_again_after_it_was_away(bench: Any) -> None:
     bench.server.set_gate("DRADeviceTaints", enabled=False)
     publish(bench, content("gpu-0", taints=[TAINT]))
