@@ -12,7 +12,6 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -398,9 +397,3 @@ def _bookmark(kind: Kind, revision: int) -> JSON:
 
 def _not_allowed() -> StatusError:
     return StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-
-
-def serve(**options: Any) -> Iterator[EmbeddedApiServer]:
-    """For pytest: ``server = pytest.fixture(serve)``."""
-    with EmbeddedApiServer(**options) as server:
-        yield server

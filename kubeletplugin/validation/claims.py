@@ -75,7 +75,7 @@ def _request_names(devices: JSON) -> frozenset[str]:
 
 def _check_request(field: str, request: JSON) -> Errors:
     name = request.get("name", "")
-    errors = check_all(f"{field}.name", name, dns_label(name)) if name else [required(f"{field}.name")]
+    errors = check_all(f"{field}.name", name, dns_label(name))
     exactly, alternatives = request.get("exactly"), request.get("firstAvailable") or []
     if exactly is None and not alternatives:
         text = "must specify one of: `exactly`, `firstAvailable`"
@@ -92,7 +92,7 @@ def _check_request(field: str, request: JSON) -> Errors:
 
 def _check_subrequest(field: str, request: JSON) -> Errors:
     name = request.get("name", "")
-    errors = check_all(f"{field}.name", name, dns_label(name)) if name else [required(f"{field}.name")]
+    errors = check_all(f"{field}.name", name, dns_label(name))
     return errors + _check_exact(field, request)
 
 

@@ -418,8 +418,8 @@ def test_a_deletion_under_conditions_that_hold_succeeds(api: Any) -> None:
         (
             {"uid": "0-0"},
             (
-                "the UID in the precondition (0-0) does not match the UID in record ({uid}). The object might have been "
-                "deleted and then recreated"
+                "the UID in the precondition (0-0) does not match the UID in record ({uid}). The object might have "
+                "been deleted and then recreated"
             ),
         ),
         (

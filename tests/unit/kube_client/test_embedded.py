@@ -161,7 +161,7 @@ def test_an_object_with_a_finalizer_goes_when_the_finalizer_goes(server: Embedde
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"requests": [{}]}, "spec.devices.requests[0].name: Required value"),
+        ({"requests": [{}]}, 'spec.devices.requests[0].name: Invalid value: ""'),
         ({"requests": [{"name": "a"}]}, "spec.devices.requests[0]: Invalid value"),
         (
             {"requests": [{"name": "a", "exactly": {}}]},

@@ -127,6 +127,19 @@ def test_a_refused_event_is_logged_and_the_next_one_goes_out(
     assert "event First about node-a is lost: events is forbidden" in caplog.text
 
 
+@pytest.mark.bug("B108")
+def test_a_fault_of_our_own_loses_one_event_and_no_thread(
+    server: EmbeddedApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    events_ = recorder(server)
+    events_.record(Regarding("Node", "node-a", uid=object()), "Normal", "Odd", "x")  # type: ignore[arg-type] # no JSON
+    events_.record(NODE, "Normal", "Next", "x")
+    events_.close()
+
+    assert [event["reason"] for event in events(server)] == ["Next"]
+    assert "event Odd about node-a is lost" in caplog.text
+
+
 def test_a_long_message_is_cut_between_characters(server: EmbeddedApiServer) -> None:
     events_ = recorder(server)
     events_.record(NODE, "Normal", "Long", "x" + "ä" * 2000)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kubeletplugin.api import DriverResources, Pool, Slice
-from kubeletplugin.client import KubeClient
+from kubeletplugin.client import ApiUnreachableError, KubeClient
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
 
 DRIVER = "gpu.example.com"
@@ -463,6 +463,48 @@ def test_a_conflict_is_read_again_and_solved(bench: Any) -> None:
     assert bench.devices() == [["gpu-1"]]
     assert bench.stored()[0]["metadata"]["labels"] == {"a": "b"}
     assert bench.observer.failures == []
+
+
+@pytest.mark.parametrize("edit", ["changed", "deleted", "replaced"])
+def test_a_slice_that_goes_is_read_again_when_others_were_at_it(bench: Any, edit: str) -> None:
+    publisher = publish(bench, content("gpu-0"), content("gpu-1"))
+    second = bench.stored()[1]
+    where = f"{SLICES}/{second['metadata']['name']}"
+    bench.server.faults.hold_watches()
+    if edit == "changed":
+        bench.client.patch(where, {"metadata": {"labels": {"a": "b"}}})
+    else:
+        bench.client.delete(where)
+    if edit == "replaced":
+        metadata = {key: second["metadata"][key] for key in ("name", "ownerReferences")}
+        bench.client.create(SLICES, {"metadata": metadata, "spec": second["spec"]})
+
+    publisher.update(pools(content("gpu-0")))
+
+    assert publisher.synced(10)
+    assert bench.devices() == [["gpu-0"]]
+    assert bench.observer.failures == []
+
+
+def test_a_deletion_without_an_answer_is_tried_again(bench: Any) -> None:
+    client: KubeClient = bench.server.client()
+    publisher = bench.publisher(client)
+    publisher.update(pools(content("gpu-0"), content("gpu-1")))
+    assert publisher.synced(10)
+    delete, lost = client.delete, [True]
+
+    def without_an_answer(path: str, **options: Any) -> Any:
+        answer = delete(path, **options)
+        if lost and lost.pop():
+            raise ApiUnreachableError("the answer was lost")
+        return answer
+
+    client.delete = without_an_answer  # type: ignore[method-assign] # a wire that loses an answer
+    publisher.update(pools(content("gpu-0")))
+
+    assert publisher.synced(10)
+    assert bench.devices() == [["gpu-0"]]
+    assert bench.observer.failures[0].message == "the answer was lost"
 
 
 def test_a_slice_that_vanished_unseen_is_made_again(bench: Any) -> None:
