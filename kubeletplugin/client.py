@@ -22,53 +22,22 @@ import urllib3
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, ProtocolError
 
 from kubeletplugin.api import JSON
+from kubeletplugin.apierrors import ApiError, ApiUnreachableError, error_of_answer, error_of_status
 from kubeletplugin.credentials import SERVICE_ACCOUNT, Access, Secret, TlsSource, TokenSource
 from kubeletplugin.kubeconfig import load_kubeconfig
 from kubeletplugin.ratelimit import TokenBucket
 
+__all__ = ["MERGE_PATCH", "ApiError", "ApiUnreachableError", "KubeClient", "WatchEvent"]
+
 logger = logging.getLogger(__name__)
 
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
-JSON_PATCH = "application/json-patch+json"
 
 DEFAULT_TIMEOUT = 15.0
 """Seconds for one request with everything in it; the kubelet gives a whole Prepare call 45 s."""
 CONNECT_TIMEOUT = 5.0
 WATCH_SLACK = 15.0
 """Seconds that a watch may stay silent after the server should have ended it."""
-
-
-class ApiError(Exception):
-    """The API server answered with an error.
-
-    Attributes:
-        status: HTTP status.
-        reason: ``Status.reason`` ("NotFound", "AlreadyExists", "Conflict", "Invalid", "Expired", ...).
-        message: ``Status.message``.
-        details: ``Status.details`` (kind, name, causes), empty where absent.
-        retry_after: seconds after which the server wants to be asked again, None where it did not say.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        message: str,
-        details: JSON | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(f"{message} (HTTP {status} {reason})")
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.details: JSON = details or {}
-        self.retry_after = retry_after
-
-
-class ApiUnreachableError(Exception):
-    """No answer came: refused, timed out, reset, not trusted, or not the Kubernetes API. Trying again may help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +208,7 @@ class KubeClient:
                 raise self._unreachable(method, path, error) from error
             if response.status < 300:
                 return data
-            error_answer = _api_error(response, data)
+            error_answer = error_of_answer(response, data)
             if error_answer.status == 401 and self._tokens.may_change and not renewed:
                 renewed = True
                 continue
@@ -275,7 +244,7 @@ class KubeClient:
         try:
             with self._open("GET", path, options, None, "application/json", deadline, False) as response:
                 if response.status != 200:
-                    raise _api_error(response, response.data)
+                    raise error_of_answer(response, response.data)
                 with self._registered(response, stop):
                     yield from self._events(path, response, stop)
         except (HTTPError, OSError) as error:
@@ -337,7 +306,7 @@ class KubeClient:
         if not isinstance(kind, str) or not isinstance(content, dict):
             raise ApiUnreachableError(f"WATCH {self.server}{path}: a line of the stream is no watch event")
         if kind == "ERROR":
-            raise _status_error(content, int(content.get("code") or 500), None)
+            raise error_of_status(content, int(content.get("code") or 500), None)
         return WatchEvent(kind, content)
 
     @contextlib.contextmanager
@@ -451,31 +420,3 @@ class KubeClient:
 
     def _unreachable(self, method: str, path: str, error: Exception) -> ApiUnreachableError:
         return ApiUnreachableError(f"{method} {self.server}{path}: {error}")
-
-
-def _api_error(response: urllib3.BaseHTTPResponse, data: bytes) -> ApiError:
-    """The Status object in the answer; proxies and load balancers send something else, which is kept short."""
-    retry_after = _seconds(response.headers.get("Retry-After"))
-    try:
-        status = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        status = None
-    if isinstance(status, dict) and status.get("kind") == "Status":
-        return _status_error(status, response.status, retry_after)
-    text = data[:500].decode("utf-8", "replace").strip() or (response.reason or "no text")
-    return ApiError(response.status, response.reason or "Unknown", text, None, retry_after)
-
-
-def _status_error(status: JSON, code: int, retry_after: float | None) -> ApiError:
-    details = status.get("details") if isinstance(status.get("details"), dict) else {}
-    if retry_after is None and details and details.get("retryAfterSeconds"):
-        retry_after = float(details["retryAfterSeconds"])
-    reason = str(status.get("reason") or "Unknown")
-    return ApiError(code, reason, str(status.get("message") or reason), details, retry_after)
-
-
-def _seconds(header: str | None) -> float | None:
-    """``Retry-After`` in seconds; the API server never sends the date form."""
-    if header is None or not header.strip().isdigit():
-        return None
-    return float(header.strip())
