@@ -41,6 +41,17 @@ class Regarding:
     namespace: str = ""
     api_version: str = "v1"
 
+    @classmethod
+    def of(cls, reference: JSON) -> Regarding:
+        """From a reference (``apiVersion``, ``kind``, ``name``, ``uid``, ``namespace``) as it stands in documents."""
+        return cls(
+            kind=str(reference.get("kind", "")),
+            name=str(reference.get("name", "")),
+            uid=str(reference.get("uid", "")),
+            namespace=str(reference.get("namespace", "")),
+            api_version=str(reference.get("apiVersion", "v1")),
+        )
+
     def reference(self) -> JSON:
         """As ``involvedObject``."""
         fields = {
@@ -97,11 +108,12 @@ class EventRecorder:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def record(self, regarding: Regarding, type: str, reason: str, message: str) -> None:  # noqa: A002 (its name in the API)
+    def record(self, regarding: Regarding | JSON, type: str, reason: str, message: str) -> None:  # noqa: A002 (its name in the API)
         """Queue one event; returns at once. ``type`` is ``Normal`` or ``Warning``, ``reason`` a CamelCase word."""
         if type not in ("Normal", "Warning"):
             raise ValueError(f"the type of an event is Normal or Warning, not {type!r}")
-        entry = _Entry(regarding, type, reason, _cut(message), _now())
+        about = regarding if isinstance(regarding, Regarding) else Regarding.of(regarding)
+        entry = _Entry(about, type, reason, _cut(message), _now())
         with self._lock:
             if self._closed:
                 return
@@ -113,7 +125,7 @@ class EventRecorder:
         except queue.Full:
             self._dropped("queue", entry)
 
-    def close(self, timeout: float = 5.0) -> None:
+    def stop(self, timeout: float = 5.0) -> None:
         """Post what is queued, for at most ``timeout`` seconds; events recorded later are thrown away."""
         with self._lock:
             self._closed = True

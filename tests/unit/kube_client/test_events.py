@@ -34,7 +34,7 @@ def events(server: EmbeddedApiServer, collection: str = EVENTS) -> list[dict[str
 def test_an_event_says_who_reports_what_about_whom(server: EmbeddedApiServer) -> None:
     events_ = recorder(server)
     events_.record(NODE, "Warning", "SliceRefused", "a slice was refused")
-    events_.close()
+    events_.stop()
 
     (event,) = events(server)
     assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "uid-1"}
@@ -44,11 +44,23 @@ def test_an_event_says_who_reports_what_about_whom(server: EmbeddedApiServer) ->
     assert event["firstTimestamp"] == event["lastTimestamp"]
 
 
+def test_the_object_may_be_given_as_a_reference(server: EmbeddedApiServer) -> None:
+    events_ = recorder(server)
+    reference = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "uid-1"}
+    events_.record(reference, "Normal", "Published", "x")
+    events_.record(NODE, "Normal", "Published", "x")
+    events_.stop()
+
+    (event,) = events(server)
+    assert event["involvedObject"] == reference
+    assert event["count"] == 2
+
+
 def test_an_event_about_a_namespaced_object_lives_beside_it(server: EmbeddedApiServer) -> None:
     events_ = recorder(server)
     claim = Regarding("ResourceClaim", "claim", "uid-2", "team-a", "resource.k8s.io/v1")
     events_.record(claim, "Normal", "Prepared", "ready")
-    events_.close()
+    events_.stop()
 
     (event,) = events(server, "/api/v1/namespaces/team-a/events")
     assert event["involvedObject"]["apiVersion"] == "resource.k8s.io/v1"
@@ -60,7 +72,7 @@ def test_the_same_event_is_counted_and_another_is_not(server: EmbeddedApiServer)
     for _ in range(3):
         events_.record(NODE, "Warning", "SliceRefused", "same")
     events_.record(NODE, "Warning", "SliceRefused", "other")
-    events_.close()
+    events_.stop()
 
     assert sorted((event["message"], event["count"]) for event in events(server)) == [("other", 1), ("same", 3)]
 
@@ -71,7 +83,7 @@ def test_an_event_that_expired_begins_anew(server: EmbeddedApiServer) -> None:
     wait_for_events(server, 1)
     server.client().delete(EVENTS)
     events_.record(NODE, "Normal", "Published", "x")
-    events_.close()
+    events_.stop()
 
     (event,) = events(server)
     assert event["count"] == 1
@@ -91,7 +103,7 @@ def test_one_object_gets_no_more_than_its_share(server: EmbeddedApiServer) -> No
     for number in range(BURST_PER_OBJECT + 7):
         events_.record(NODE, "Normal", "Noise", str(number))
     events_.record(Regarding("Node", "node-b"), "Normal", "Quiet", "heard")
-    events_.close()
+    events_.stop()
 
     assert dropped == ["rate"] * 7
     assert len(events(server)) == BURST_PER_OBJECT + 1
@@ -108,7 +120,7 @@ def test_a_server_that_hangs_holds_nobody_up(server: EmbeddedApiServer, caplog: 
     assert time.monotonic() - began < 1.0
     assert dropped.count("queue") >= 19
     assert "is dropped: queue is full" in caplog.text
-    events_.close(timeout=0.1)
+    events_.stop(timeout=0.1)
     assert dropped.count("queue") >= MAX_QUEUED
 
 
@@ -120,7 +132,7 @@ def test_a_refused_event_is_logged_and_the_next_one_goes_out(
     events_ = recorder(server, on_drop=dropped.append)
     events_.record(NODE, "Normal", "First", "x")
     events_.record(NODE, "Normal", "Second", "x")
-    events_.close()
+    events_.stop()
 
     assert [event["reason"] for event in events(server)] == ["Second"]
     assert dropped == ["error"]
@@ -134,7 +146,7 @@ def test_a_fault_of_our_own_loses_one_event_and_no_thread(
     events_ = recorder(server)
     events_.record(Regarding("Node", "node-a", uid=object()), "Normal", "Odd", "x")  # type: ignore[arg-type] # no JSON
     events_.record(NODE, "Normal", "Next", "x")
-    events_.close()
+    events_.stop()
 
     assert [event["reason"] for event in events(server)] == ["Next"]
     assert "event Odd about node-a is lost" in caplog.text
@@ -143,7 +155,7 @@ def test_a_fault_of_our_own_loses_one_event_and_no_thread(
 def test_a_long_message_is_cut_between_characters(server: EmbeddedApiServer) -> None:
     events_ = recorder(server)
     events_.record(NODE, "Normal", "Long", "x" + "ä" * 2000)
-    events_.close()
+    events_.stop()
 
     message = events(server)[0]["message"]
     assert len(message.encode()) == 1023
@@ -159,7 +171,7 @@ def test_nothing_is_posted_after_the_end(server: EmbeddedApiServer) -> None:
     before = threading.active_count()
     events_ = recorder(server)
     events_.record(NODE, "Normal", "Timely", "x")
-    events_.close()
+    events_.stop()
     events_.record(NODE, "Normal", "Late", "x")
 
     assert [event["reason"] for event in events(server)] == ["Timely"]
