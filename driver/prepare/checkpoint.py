@@ -163,12 +163,15 @@ class Checkpoint:
         self._make_reserve()
 
     def _keep_previous(self) -> None:
-        """Keep the current file under a second name. It is a help after damage, so a failure stops nothing."""
-        spare = self._previous.with_name(f"{FILE_NAME}.previous.tmp")
+        """Keep the current file under a second name. It is a help after damage, so a failure stops nothing.
+
+        A crash between the two calls leaves no second copy beside a sound first one.
+        """
+        if self._identity is None:
+            return  # there is no current file, and the second copy may be all there is
         with contextlib.suppress(OSError):
-            spare.unlink(missing_ok=True)
-            os.link(self.path, spare)
-            spare.rename(self._previous)
+            self._previous.unlink(missing_ok=True)
+            os.link(self.path, self._previous)
 
     def _make_reserve(self) -> None:
         """Hold blocks back, so that claims can be undone on a full disk."""

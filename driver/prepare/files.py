@@ -20,6 +20,7 @@ def make_folder(path: Path, mode: int) -> None:
         return
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(mode)
+    sync_folder(path.parent)
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from driver.model import NodeInventory
+from driver.model import NodeInventory, Problem
 from driver.prepare import recovery
 from driver.prepare.claims import ClaimAllocation, ClaimRef, is_claim_uid, read_claim
 from driver.prepare.claimspec import build_spec
@@ -156,9 +156,14 @@ class Preparer:
         """Finish or undo what was interrupted; make every prepared claim right again for this boot and this driver.
 
         To be called at start, when a first inventory is there, and whenever the inventory changes; cheap when all is
-        well. Never raises for one bad record: it is reported, the others are served.
+        well. Never raises for one bad record: it is reported, the others are served. Reports too what would keep claims
+        from being prepared on this node.
         """
-        return recovery.recover(self._session, self._specs, self._plan, self._remake, self._inventory())
+        inventory = self._inventory()
+        report = recovery.recover(self._session, self._specs, self._plan, self._remake, inventory)
+        if inventory is not None and inventory.gpus:
+            report.problems.extend(self._common_problems(inventory))
+        return report
 
     def sweep(self, gone: Callable[[ClaimRef], bool]) -> dict[str, ClaimError | None]:
         """Unprepare claims that no longer exist.
@@ -171,6 +176,14 @@ class Preparer:
             As ``unprepare``, for the claims that were gone.
         """
         return self.unprepare([record.ref for record in self.prepared() if gone(record.ref)])
+
+    def _common_problems(self, inventory: NodeInventory) -> Sequence[Problem]:
+        """What would keep claims from being prepared on this node, or is not quite right; told before anybody asks."""
+        try:
+            self._nodes.control()
+            return self._edits.common(inventory.driver_version).problems
+        except ClaimError as error:
+            return [Problem("node", f"no claim can be prepared now: {error}")]
 
     def _read(self, uid: str, document: object) -> ClaimAllocation:
         allocation = read_claim(document, uid=uid, driver_name=self._driver_name, pool_name=self._pool_name)

@@ -349,7 +349,7 @@ def test_a_write_that_fails_leaves_the_old_state_and_says_why(
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, call, fail)
+        patch.setattr(os, call, fail)
         with pytest.raises(ClaimError) as caught:
             commit(checkpoint, {"u3": record("u3", 3)})
     assert caught.value.reason is Reason.WRITE_FAILED
@@ -461,7 +461,10 @@ def states(draw: st.DrawFn) -> envelope.State:
             draw(UNKNOWN),
         )
     return envelope.State(
-        records, draw(st.none() | TEXT), draw(st.integers(0, 2**60)), {"minReader": 1} | draw(UNKNOWN)
+        records,
+        draw(st.none() | TEXT),
+        draw(st.integers(0, 2**60)),
+        dict[str, object](draw(UNKNOWN)) | {"minReader": 1},
     )
 
 
@@ -488,3 +491,15 @@ def test_any_bytes_are_refused_as_damaged(raw: bytes) -> None:
 def test_any_stored_value_is_a_record_or_a_record_in_doubt(value: Any) -> None:
     assert record_from_json("u1", value).doubt
     assert not record_from_json("u1", value).trusted
+
+
+@pytest.mark.bug("B68")
+def test_the_second_copy_is_kept_until_there_is_a_sound_first_one(folder: Path) -> None:
+    previous = (folder / "checkpoint.json.previous").read_bytes()
+    (folder / "checkpoint.json").unlink()
+    checkpoint = loaded(folder)
+    assert (folder / "checkpoint.json.previous").read_bytes() == previous
+    commit(checkpoint, {})
+    commit(checkpoint, {"u3": record("u3", 3)})
+    assert envelope.decode((folder / "checkpoint.json.previous").read_bytes()).records.keys() == {"u1"}
+    assert envelope.decode((folder / "checkpoint.json").read_bytes()).records.keys() == {"u1", "u3"}

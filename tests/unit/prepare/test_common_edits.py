@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path, PurePosixPath
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from driver.model import DriverFiles
-from driver.prepare import ctkspec
 from driver.prepare.cdi import CdiDeviceNode, CdiHook, CdiMount
 from driver.prepare.edits import HostEdits
 from driver.prepare.errors import ClaimError, Reason
@@ -218,7 +218,7 @@ def test_a_yaml_spec_without_pyyaml_is_an_error_that_says_so(host: Host, monkeyp
         raise ModuleNotFoundError(name)
 
     host.put("etc/cdi/nvidia.yaml", "containerEdits: {}\n")
-    monkeypatch.setattr(ctkspec.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ClaimError, match=r"PyYAML is not installed: write it as \.json"):
         host.edits().common(VERSION)
 

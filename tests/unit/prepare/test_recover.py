@@ -363,7 +363,7 @@ def test_the_phase_is_never_left_while_a_prepared_claim_is_made_right_again(node
     node.faults = lambda point: phases.extend(record.phase for record in preparer.prepared())
     preparer.prepare({"u1": claim("u1", result(0), configs=[config(gpu_config())])})
     assert set(phases) == {Phase.PREPARED}
-    assert gpu(0).uuid in node.spec_path("u1").read_text()
+    assert str(gpu(0).uuid) in node.spec_path("u1").read_text()
 
 
 @pytest.mark.bug("B68")
@@ -408,3 +408,17 @@ def test_a_claim_that_may_be_in_use_keeps_its_record_when_making_its_file_again_
     assert other.reason is Reason.DEVICE_IN_USE
     node.cdi_dir.unlink()
     assert preparer.recover().remade == ["u1"]
+
+
+@pytest.mark.bug("B77")
+@pytest.mark.bug("B82")
+def test_what_would_keep_claims_from_being_prepared_is_said_at_start(node: FakeNode) -> None:
+    node.edits.error = ClaimError("no libraries of the driver", Reason.DRIVER_NOT_READY)
+    (problem,) = node.start().recover().problems
+    assert problem.message == "no claim can be prepared now: no libraries of the driver"
+    node.edits.error = None
+    del node.nodes.nodes["/dev/nvidia-uvm"]
+    (problem,) = node.start().recover().problems
+    assert "/dev/nvidia-uvm" in problem.message
+    node.gpus = ()
+    assert node.start().recover().problems == []

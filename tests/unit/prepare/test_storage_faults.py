@@ -39,7 +39,7 @@ class FailingCalls:
                 raise OSError(code, os.strerror(code))
             return original(*arguments, **options)
 
-        self.monkeypatch.setattr(prepare_files.os, call, wrapped)
+        self.monkeypatch.setattr(os, call, wrapped)
 
     def mend(self) -> None:
         self.monkeypatch.undo()
