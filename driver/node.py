@@ -9,7 +9,7 @@ from driver.discovery import DriverUnavailableError
 from driver.inventory import build_inventory
 from driver.model import NodeInventory
 from native.driverroot import find_library
-from native.nvml.errors import LibraryUnavailableError, NvmlTimeoutError
+from native.nvml.errors import LibraryUnavailableError, NvmlError
 from native.nvml.session import NvmlSession
 from native.sysfs import HostTopology, read_host
 
@@ -57,7 +57,7 @@ class NodeReader:
             if self._has_no_gpu(host):
                 return build_inventory(None, host, mock=False)
             raise DriverUnavailableError(str(err)) from err
-        except NvmlTimeoutError as err:
+        except NvmlError as err:
             raise DriverUnavailableError(str(err)) from err
         library = self._session.library
         return build_inventory(snapshot, host, mock=library is not None and library.mock)

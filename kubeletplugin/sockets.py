@@ -15,6 +15,7 @@ import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 
@@ -126,21 +127,31 @@ def is_alive(path: Path) -> bool:
         return True
 
 
+FileIdentity: TypeAlias = tuple[int, int, int]
+
+
+def file_identity(status: os.stat_result) -> FileIdentity:
+    """What tells a socket file from another one that was made later at the same path.
+
+    An inode number alone does not: file systems give a freed one out again at once. The modification time of a socket
+    file is that of its making; neither connections nor chmod change it.
+    """
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
 @dataclass(frozen=True, slots=True)
 class BoundSocket:
-    """A socket file that this process has made at ``path``, known by its inode."""
+    """A socket file that this process has made at ``path``, known by its identity (``file_identity``)."""
 
     path: Path
-    device: int
-    inode: int
+    identity: FileIdentity
 
     def is_ours(self) -> bool:
         """Whether the path still leads to this socket, not to nothing or to another instance's."""
         try:
-            found = self.path.lstat()
+            return file_identity(self.path.lstat()) == self.identity
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == (self.device, self.inode)
 
     def remove(self) -> None:
         """Removes the file if it is still ours. What another instance put there stays."""
@@ -174,7 +185,7 @@ def bind_server(server: grpc.Server, path: Path) -> BoundSocket:
         raise _cannot_bind(path, error) from error
     finally:
         os.close(folder)
-    return BoundSocket(path, found.st_dev, found.st_ino)
+    return BoundSocket(path, file_identity(found))
 
 
 def _refuse_other_files(path: Path) -> None:

@@ -17,6 +17,8 @@ from .processes import Process
 _WAITING_PARENT = ("sh", "-c", '"$@"; exit $?', "sh")
 """For ``processes.spawn``, which wants a parent that stays."""
 
+REGISTERED = "the kubelet has registered the plugin"
+
 
 class Agent:
     """One agent at a time for the cluster's node; ``down`` ends it with the rest.
@@ -62,22 +64,28 @@ class Agent:
         process = Process.load(self.layout.pid_file("agent"))
         return process if process is not None and process.alive() else None
 
-    def start(self, *extra: str) -> None:
-        """Start it and wait for its registration socket.
+    def start(self, *extra: str, kubelet: bool = True) -> None:
+        """Start it and wait for its registration socket and for the kubelet's word.
+
+        Args:
+            extra: more flags.
+            kubelet: whether one runs.
 
         Raises:
             ClusterError: it runs already, or ended at once.
         """
         if self.process is not None:
             raise ClusterError(f"an agent runs already, PID {self.process.pid}")
-        before = self._sockets()
+        before, offset = self._sockets(), self.log.stat().st_size if self.log.exists() else 0
         process = processes.spawn("agent", _WAITING_PARENT, self.command(extra), self.log)
         process.save(self.layout.pid_file("agent"))
         processes.wait_for("the agent's registration", lambda: self._sockets() - before != set(), process, self.log)
+        if kubelet:
+            self.wait_message(REGISTERED, offset)
 
     def _sockets(self) -> set[tuple[str, int]]:
-        """Registration sockets with their inodes: one that a killed agent left is not a new one."""
-        return {(path.name, path.stat().st_ino) for path in self.layout.registry.glob(f"{DRIVER_NAME}*.sock")}
+        """Registration sockets with the time of their making: one that a killed agent left is not a new one."""
+        return {(path.name, path.stat().st_mtime_ns) for path in self.layout.registry.glob(f"{DRIVER_NAME}*.sock")}
 
     def ensure(self) -> None:
         """Start it unless it runs."""

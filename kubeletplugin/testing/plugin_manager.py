@@ -31,7 +31,7 @@ from kubeletplugin.proto import (
     registration_v1_pb2_grpc,
 )
 from kubeletplugin.registration import PLUGIN_TYPE
-from kubeletplugin.sockets import MAX_SOCKET_PATH, is_alive
+from kubeletplugin.sockets import MAX_SOCKET_PATH, FileIdentity, file_identity, is_alive
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +131,8 @@ class PluginManager:
         self._poll = poll
         self._changed = threading.Condition()
         self._plugins: list[RegisteredPlugin] = []
-        self._seen: dict[Path, tuple[int, int]] = {}
-        self._retry_at: dict[tuple[Path, tuple[int, int]], tuple[float, float]] = {}
+        self._seen: dict[Path, FileIdentity] = {}
+        self._retry_at: dict[tuple[Path, FileIdentity], tuple[float, float]] = {}
         self._wipes: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -312,7 +312,7 @@ def _claims(refs: Sequence[ClaimRef]) -> list[dra_v1_pb2.Claim]:
     return [dra_v1_pb2.Claim(namespace=ref.namespace, name=ref.name, uid=ref.uid) for ref in refs]
 
 
-def _sockets(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+def _sockets(folder: Path) -> Iterator[tuple[Path, FileIdentity]]:
     """Sockets below the folder whose names do not start with a dot, with their identity."""
     for root, _folders, names in os.walk(folder):
         for name in sorted(names):
@@ -322,7 +322,7 @@ def _sockets(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
             except FileNotFoundError:
                 continue
             if stat.S_ISSOCK(status.st_mode) and not name.startswith("."):
-                yield path, (status.st_dev, status.st_ino)
+                yield path, file_identity(status)
 
 
 def _get_info(

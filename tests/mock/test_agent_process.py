@@ -34,7 +34,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 def running(scene: Scene, **flags: object) -> Scene:
     scene.start(**flags)
-    scene.kubelet.plugins.wait_registered(DRIVER, 30)
+    scene.registered()
     scene.until(lambda: len(scene.devices()) == 8, "eight devices")
     return scene
 
@@ -111,7 +111,7 @@ def test_without_a_driver_it_registers_publishes_nothing_and_still_unprepares(sc
         scene.client.delete(f"{RESOURCES}/resourceslices/{item['metadata']['name']}")
     scene.node.set_driver_loaded(False)
     scene.start()
-    scene.kubelet.plugins.wait_registered(DRIVER, 30)
+    scene.registered()
     scene.until(lambda: scene.logged("the NVIDIA driver does not answer"), "a word about the driver")
     assert scene.slices() == [], "an empty pool would tell autoscalers that the node is ready"
     scene.unprepare("held")
@@ -126,11 +126,12 @@ def test_a_claim_that_comes_before_the_first_reading_is_told_to_wait_and_succeed
     scene.end(signal.SIGKILL)
     scene.node.set_driver_loaded(False)
     scene.start()
-    scene.kubelet.plugins.wait_registered(DRIVER, 30)
+    scene.registered()
     with pytest.raises(KubeletError, match="no picture of this node's GPUs yet"):
         scene.prepare("early")
+    readings = len(scene.logged("the node was read"))
     scene.node.set_driver_loaded(True)
-    scene.until(lambda: scene.logged("the node was read"), "the first reading")
+    scene.until(lambda: len(scene.logged("the node was read")) > readings, "the first reading")
     assert len(scene.prepare("early")) == 1
 
 
@@ -182,7 +183,7 @@ def test_slices_come_back_after_the_kubelet_restarts(scene: Scene) -> None:
 def test_one_bad_claim_of_several_spoils_no_other(scene: Scene) -> None:
     running(scene)
     scene.claim("good")
-    scene.claim("bad", config={"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfg"})
+    scene.claim("bad", pod="good", config={"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfg"})
     with pytest.raises(KubeletError, match="GpuConfg"):
         scene.prepare("good", "bad")
     assert len(scene.specs()) == 1
@@ -292,7 +293,7 @@ def test_a_claim_that_nobody_can_read_is_answered_with_the_reason(scene: Scene) 
     absent = ClaimRef("default", "absent", "11111111-2222-3333-4444-555555555555")
     answer = scene.kubelet.plugins.plugin(DRIVER).prepare([absent]).claims[absent.uid]
     assert "default/absent" in answer.error
-    assert "not found" in answer.error
+    assert "does not exist any more" in answer.error
     assert scene.client.get(CLAIMS)["items"] == []
 
 
@@ -326,7 +327,7 @@ def test_a_library_that_is_a_folder_is_named_and_mended_without_a_restart(scene:
     library.unlink()
     library.mkdir()
     scene.start()
-    scene.kubelet.plugins.wait_registered(DRIVER, 30)
+    scene.registered()
     (entry, *_) = scene.until(lambda: scene.logged("the NVIDIA driver does not answer"), "a word about it")
     assert str(library.name) in entry["message"]
     assert scene.slices() == []

@@ -54,6 +54,7 @@ class Scene:
         self.allocator = Allocator(self.client)
         self.log = folder / "agent.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.registrations = 0
         self.client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
         self.client.create(
             f"{RESOURCES}/deviceclasses",
@@ -67,6 +68,7 @@ class Scene:
 
     def start(self, **flags: object) -> None:
         """Start the agent."""
+        self.registrations = len(self.logged("the kubelet has registered the plugin"))
         settings: dict[str, object] = {
             "node_name": NODE,
             "api_server": self.server.url,
@@ -95,6 +97,12 @@ class Scene:
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait while the agent lives."""
         return until(condition, f"{what}\n{self.log.read_text()[-3000:] if self.log.exists() else ''}", self.alive)
+
+    def registered(self) -> None:
+        """Wait until the kubelet has taken the agent that was started last."""
+        self.until(
+            lambda: len(self.logged("the kubelet has registered the plugin")) > self.registrations, "a registration"
+        )
 
     def end(self, sign: signal.Signals = signal.SIGTERM) -> int:
         """End the agent and give its exit code."""
@@ -135,8 +143,8 @@ class Scene:
 
     # what a user and the scheduler do
 
-    def claim(self, name: str, count: int = 1, match: str = "", config: object = None) -> dict[str, Any]:
-        """Create a claim and let the stand-in allocate it for a pod of the same name."""
+    def claim(self, name: str, count: int = 1, match: str = "", config: object = None, pod: str = "") -> dict[str, Any]:
+        """Create a claim and let the stand-in allocate it for a pod (of the same name, if none is given)."""
         devices: dict[str, Any] = {
             "requests": [{"name": "gpus", "exactly": {"deviceClassName": DRIVER, "count": count}}]
         }
@@ -154,7 +162,7 @@ class Scene:
             },
         )
         allocated: dict[str, Any] = self.allocator.allocate(
-            "default", name, node_name=NODE, pod_name=name, pod_uid=f"pod-{name}"
+            "default", name, node_name=NODE, pod_name=pod or name, pod_uid=f"pod-{pod or name}"
         )
         return allocated
 

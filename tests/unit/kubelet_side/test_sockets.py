@@ -19,6 +19,7 @@ from kubeletplugin.sockets import (
     SocketError,
     SocketPaths,
     bind_server,
+    file_identity,
     is_alive,
     make_folder,
     socket_paths,
@@ -228,3 +229,25 @@ def test_an_address_that_the_kernel_refuses_is_named_with_advice(root: Path) -> 
 
 def test_nobody_listens_behind_nothing(root: Path) -> None:
     assert not is_alive(root / "none")
+
+
+def test_a_successor_that_was_given_the_same_inode_number_keeps_its_socket(tmp_path: Path) -> None:
+    path = tmp_path / "dra.sock"
+
+    def bound() -> os.stat_result:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+        return path.lstat()
+
+    first = bound()
+    ours = BoundSocket(path, file_identity(first))
+    path.unlink()
+    successor = bound()
+    while successor.st_mtime_ns == first.st_mtime_ns:  # the clock of the file system ticks in milliseconds
+        path.unlink()
+        successor = bound()
+    if successor.st_ino != first.st_ino:
+        pytest.skip("this file system does not give inode numbers out again")
+    assert not ours.is_ours()
+    ours.remove()
+    assert path.exists()
