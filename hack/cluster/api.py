@@ -96,10 +96,9 @@ class Api:
     def patch(self, resource: str, namespace: str | None, name: str, document: JSON) -> JSON:
         return self.call("PATCH", path(resource, namespace, name), document)
 
-    def delete(self, resource: str, namespace: str | None, name: str, *, grace: int | None = None) -> None:
+    def delete(self, resource: str, namespace: str | None, name: str) -> None:
         """Delete an object; one that is gone already is fine."""
-        options = {} if grace is None else {"gracePeriodSeconds": str(grace)}
-        status, document = self.request("DELETE", path(resource, namespace, name), **options)
+        status, document = self.request("DELETE", path(resource, namespace, name))
         if status >= 400 and status != 404:
             raise ApiError(status, document)
 
@@ -167,7 +166,7 @@ class Api:
                 return found
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise AssertionError(f"not within {timeout:.0f} s: {what}\n{json.dumps(found, indent=1)[:8000]}")
+                raise AssertionError(f"not within {timeout:.0f} s: {what}; last seen: {_brief(found)}")
             query = {
                 "watch": "1",
                 "resourceVersion": document["metadata"]["resourceVersion"],
@@ -198,3 +197,9 @@ class Api:
             if until(found):
                 return True
         return False
+
+
+def _brief(objects: dict[str, JSON]) -> str:
+    """Objects for an error message: the status of those that have one, else the spec."""
+    parts = {name: item.get("status") or item.get("spec", {}) for name, item in objects.items()}
+    return json.dumps(parts)[:3000]

@@ -11,6 +11,9 @@ from .api import DEFAULT_TIMEOUT, JSON, Api, Condition, path
 from .images import TEST_IMAGE
 from .layout import DRIVER_NAME
 
+_MOCK_NOTICE = b"gpudra mock NVML: "
+"""What the look-alike says first on standard error."""
+
 
 @dataclass(frozen=True, slots=True)
 class Container:
@@ -75,7 +78,7 @@ class Namespace:
         """Delete its pods and claims and wait for that: the devices are free then. The rest goes by itself."""
         for resource in ("pods", "resourceclaims"):
             for item in self.api.items(resource, self.name):
-                self.api.delete(resource, self.name, item["metadata"]["name"], grace=0)
+                self.api.delete(resource, self.name, item["metadata"]["name"])
             self.api.wait_all(resource, self.name, lambda found: not found, f"{resource} of {self.name} gone", 90)
         self.api.delete("namespaces", None, self.name)
 
@@ -111,7 +114,9 @@ class Namespace:
         mounts = [{"name": f"v{index}", **mount} for index, (_, mount) in enumerate(volumes)]
         spec = {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
+            # Not 0: the object would be gone before the kubelet has unprepared its claims, and the next pod could get
+            # a GPU that is still held (its kubelet retries only after a minute).
+            "terminationGracePeriodSeconds": 1,
             "containers": [container.document() | {"volumeMounts": mounts} for container in containers],
             "initContainers": [container.document() for container in init],
             "volumes": [{"name": f"v{index}", **source} for index, (source, _) in enumerate(volumes)],
@@ -141,16 +146,18 @@ class Namespace:
 
     def delete_pod(self, name: str) -> None:
         """Delete a pod and wait until it is gone: the kubelet has unprepared its claims by then."""
-        self.api.delete("pods", self.name, name, grace=0)
+        self.api.delete("pods", self.name, name)
         self.wait_pod(name, lambda pod: pod is None, "gone")
 
     def log_lines(
         self, name: str, container: str = "main", *, lines: int = 0, timeout: float = DEFAULT_TIMEOUT
     ) -> list[str]:
-        """Follow a container's log until it has printed ``lines`` lines (0: until it ends)."""
+        """Follow a container's log until it has printed ``lines`` lines (0: until it ends), less the mock's notice."""
         where = path("pods", self.name, name, "log")
         collected: list[str] = []
         for line in self.api.lines(where, timeout, container=container, follow="true"):
+            if line.startswith(_MOCK_NOTICE):
+                continue
             collected.append(line.decode())
             if len(collected) == lines:
                 break

@@ -20,7 +20,7 @@ def test_a_pod_with_one_gpu_sees_exactly_the_gpu_that_was_allocated(
     namespace.pod("p", claim="one")
     namespace.running("p")
     lines = namespace.log_lines("p", lines=1)
-    assert listed(lines) == uuids(api, namespace.allocated("one"))
+    assert listed(lines) == uuids(api, namespace.allocated("one")), lines
     assert lines[0].startswith("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-")
 
 

@@ -31,7 +31,7 @@ def apply(namespace: Namespace, name: str) -> list[str]:
 
 
 def use_the_test_image(pod: dict[str, Any]) -> None:
-    pod["spec"]["terminationGracePeriodSeconds"] = 0
+    pod["spec"]["terminationGracePeriodSeconds"] = 1
     for container in pod["spec"]["containers"]:
         assert container["image"] == "ubuntu:24.04"
         container |= {"image": TEST_IMAGE, "imagePullPolicy": "Never"}

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from hack.cluster import lifecycle
-from hack.cluster.agent import Agent, device_count
+from hack.cluster.agent import REGISTERED, Agent, device_count
 from hack.cluster.api import Api
 from hack.cluster.layout import DRIVER_NAME, Layout
 from hack.cluster.scene import Container, Namespace, listed, uuids
 from native.mock import MockNode
 
 OURS = f"spec.driver={DRIVER_NAME}"
-REGISTERED = "the kubelet has registered the plugin"
 
 
 def slices(api: Api) -> dict[str, dict[str, Any]]:
@@ -65,7 +64,7 @@ def test_a_pod_that_ends_while_no_agent_runs_is_unprepared_by_the_next_one(
     namespace.pod("p", template="single")
     namespace.running("p")
     agent.kill()
-    namespace.api.delete("pods", namespace.name, "p", grace=0)
+    namespace.api.delete("pods", namespace.name, "p")
     assert len(claim_files(agent)) == 1
     agent.start()
     namespace.wait_pod("p", lambda pod: pod is None, "gone", 90)
@@ -130,7 +129,7 @@ def test_an_agent_that_starts_before_the_kubelet_is_registered_by_it(
 ) -> None:
     lifecycle.stop_component(cluster, "kubelet")
     offset = stopped.log.stat().st_size
-    stopped.start()
+    stopped.start(kubelet=False)
     assert REGISTERED not in messages(stopped, offset)
     lifecycle.start_component(cluster, "kubelet")
     stopped.wait_published(api, 8)
