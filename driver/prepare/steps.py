@@ -42,6 +42,10 @@ class Step(Protocol):
     """One reversible change on behalf of a claim."""
 
     @property
+    def subject(self) -> str:
+        """What it is about, for messages."""
+
+    @property
     def done_point(self) -> str:
         """The crash point behind ``do``."""
 
@@ -65,6 +69,7 @@ class Step(Protocol):
 class HardwareStep:
     """A full GPU is handed out as it is: the step makes sure that it is the one that was meant."""
 
+    subject = "the identity of its GPUs"
     done_point = "p2"
     undone_point = "u2"
 
@@ -88,6 +93,7 @@ class HardwareStep:
 class SpecStep:
     """The claim's CDI file."""
 
+    subject = "its CDI file"
     done_point = "p3"
     undone_point = "u3"
 
@@ -135,7 +141,7 @@ class Plan:
             step.do(work)
             self._faults(step.done_point)
             if not step.is_done(work):
-                raise _unverified("made", step, work.record)
+                raise _unverified(step, work.record)
 
     def undo(self, record: ClaimRecord) -> None:
         """Undo all steps, last first, each verified.
@@ -147,12 +153,12 @@ class Plan:
             step.undo(record)
             self._faults(step.undone_point)
             if not step.is_undone(record):
-                raise _unverified("undone", step, record)
+                raise _unverified(step, record)
 
 
-def _unverified(what: str, step: Step, record: ClaimRecord) -> ClaimError:
+def _unverified(step: Step, record: ClaimRecord) -> ClaimError:
     return ClaimError(
-        f"claim {record.ref}: {type(step).__name__} was {what}, but a look at the node shows otherwise; is another "
-        "program changing the CDI folder?",
+        f"claim {record.ref}: {step.subject} is not as it was left a moment ago; is another program changing the CDI "
+        "folder?",
         Reason.WRITE_FAILED,
     )

@@ -460,3 +460,84 @@ def test_common_edits_that_are_not_ready_are_a_retryable_error_without_a_trace(n
     assert preparer.prepared() == ()
     node.edits.error = None
     prepare_one(preparer, claim("u1", result(0)))
+
+
+@pytest.mark.bug("B47")
+def test_an_unprepare_that_comes_while_prepare_is_at_work_waits_and_frees_everything(node: FakeNode) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def stop(point: str) -> None:
+        if point == "p2":
+            inside.set()
+            assert go_on.wait(30)
+
+    node.faults = stop
+    preparer = node.start(patience=30)
+    answers: list[object] = []
+    prepare = threading.Thread(target=lambda: answers.append(preparer.prepare({"u1": claim("u1", result(0))})["u1"]))
+    unprepare = threading.Thread(target=lambda: answers.append(preparer.unprepare([ref("u1")])["u1"]))
+    prepare.start()
+    assert inside.wait(30)
+    unprepare.start()
+    go_on.set()
+    prepare.join(30)
+    unprepare.join(30)
+    assert isinstance(answers[0], tuple)
+    assert answers[1] is None
+    assert node.specs() == []
+    assert preparer.prepared() == ()
+
+
+def test_a_file_that_somebody_else_takes_away_at_once_is_noticed_and_the_claim_undone(node: FakeNode) -> None:
+    node.faults = lambda point: node.spec_path("u1").unlink() if point == "p3" else None
+    preparer = node.start()
+    error = refusal(preparer, claim("u1", result(0)))
+    assert error.reason is Reason.WRITE_FAILED
+    assert not error.permanent
+    assert "its CDI file is not as it was left" in str(error)
+    assert preparer.prepared() == ()
+
+
+def test_a_gpu_that_changes_while_it_is_prepared_is_noticed(node: FakeNode) -> None:
+    preparer = node.start()
+    node.faults = lambda point: node.change_gpu(0, uuid="GPU-other") if point == "p1" else None
+    # the work goes by the snapshot that the whole operation was decided on
+    prepare_one(preparer, claim("u1", result(0)))
+    node.faults = lambda point: None
+    assert any("replaced" in problem.message for problem in preparer.recover().problems)
+
+
+def test_what_can_be_neither_made_nor_undone_stays_held_until_it_is_recovered(node: FakeNode) -> None:
+    def break_the_folder(point: str) -> None:
+        if point == "p1":
+            node.spec_path("u1").mkdir(parents=True)
+            (node.spec_path("u1") / "inside").write_text("in the way")
+
+    node.faults = break_the_folder
+    preparer = node.start()
+    error = refusal(preparer, claim("u1", result(0)))
+    assert error.reason is Reason.WRITE_FAILED
+    node.faults = lambda point: None
+    assert [record.phase for record in preparer.prepared()] == [Phase.PREPARING]
+    assert refusal(preparer, claim("u2", result(0))).reason is Reason.DEVICE_IN_USE
+    assert len(preparer.recover().problems) == 1
+    (node.spec_path("u1") / "inside").unlink()
+    node.spec_path("u1").rmdir()
+    assert preparer.recover().undone == ["u1"]
+    prepare_one(preparer, claim("u2", result(0)))
+
+
+@pytest.mark.bug("B60")
+def test_one_claim_that_cannot_be_undone_does_not_keep_the_others(node: FakeNode) -> None:
+    preparer = node.start()
+    preparer.prepare({uid: claim(uid, result(index)) for index, uid in enumerate(["u0", "u1", "u2"])})
+    node.spec_path("u1").unlink()
+    node.spec_path("u1").mkdir()
+    answers = preparer.unprepare([ref("u0"), ref("u1"), ref("u2")])
+    assert answers["u0"] is None
+    assert answers["u2"] is None
+    assert answers["u1"] is not None
+    assert str(node.spec_path("u1")) in str(answers["u1"])
+    assert [(record.ref.uid, record.phase) for record in preparer.prepared()] == [("u1", Phase.UNPREPARING)]
+    node.spec_path("u1").rmdir()
+    assert preparer.unprepare([ref("u1")]) == {"u1": None}
