@@ -152,7 +152,6 @@ def test_another_board_at_the_address_is_not_given_to_the_old_claim(node: FakeNo
     assert preparer.unprepare([ref("u1")]) == {"u1": None}
 
 
-@pytest.mark.bug("B65")
 def test_a_gpu_that_is_lost_in_the_same_boot_keeps_the_file_of_its_running_pod(node: FakeNode) -> None:
     prepared(node, "u1")
     node.change_gpu(0, state=GpuState.LOST, uuid=None, reason="GPU_IS_LOST")
