@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from driver.bridge import AgentObserver, ClaimHandler, count_prepared, resources
 from driver.discovery import Discovery, View
 from driver.metrics import Deferred, Metrics
-from driver.model import DriverFiles, GpuState, NodeInventory
+from driver.model import DriverFiles, GpuState, NodeInventory, Problem
 from driver.prepare import DeviceNodes, DriverRoot, HostEdits, Preparer
 from driver.publish import build_pool, pool_name
 from driver.settings import Settings
@@ -62,6 +62,7 @@ class Agent:
             self._changed,
             rescan_seconds=settings.rescan_seconds,
             retry_seconds=settings.driver_retry_seconds,
+            looked=self._recover,
             measured=self._measured,
         )
         self._preparer = self._make_preparer()
@@ -75,6 +76,7 @@ class Agent:
             instance_uid=settings.instance_uid or None,
             observer=self._observer,
         )
+        self._known_problems: frozenset[Problem] = frozenset()
         self._close_reader = _nothing
         self._published: tuple[tuple[tuple[api.JSON, ...], ...], bool] | None = None
 
@@ -203,14 +205,12 @@ class Agent:
         self._metrics.tell(tell)
 
     def _changed(self, view: View) -> None:
-        """The node is another: make prepared claims right for it, then publish it."""
+        """The node is another: publish it."""
         inventory = view.inventory
         if inventory is None:
             return
         if inventory.mock:
             log.warning("this node is a MOCK: its GPUs do not exist")
-        if view.unavailable is None:
-            self._recover()
         states = [gpu.state for gpu in inventory.gpus]
 
         def tell(metrics: Metrics) -> None:
@@ -259,7 +259,9 @@ class Agent:
     def _recover(self) -> None:
         report = self._preparer.recover()
         for problem in report.problems:
-            log.warning("%s: %s", problem.subject, problem.message)
+            if problem not in self._known_problems:
+                log.warning("%s: %s", problem.subject, problem.message)
+        self._known_problems = frozenset(report.problems)
         for done, text in (
             (report.undone, "undid what was under way"),
             (report.remade, "made CDI specifications again"),

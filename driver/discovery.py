@@ -39,6 +39,7 @@ class Discovery:
         read: gives one whole reading; raises DriverUnavailableError while there is no driver. Anything else it
             raises is logged as a fault of ours and retried like an absent driver.
         changed: called in this loop's thread with the new view whenever it differs from the one before.
+        looked: called in this loop's thread after each whole reading, also when nothing has changed.
         measured: called with the seconds that a reading took and why it failed (None: it did not).
     """
 
@@ -49,17 +50,20 @@ class Discovery:
         *,
         rescan_seconds: float,
         retry_seconds: float,
+        looked: Callable[[], None] = lambda: None,
         measured: Callable[[float, str | None], None] = lambda _seconds, _failure: None,
     ) -> None:
         self._read = read
         self._changed = changed
         self._rescan_seconds = rescan_seconds
         self._retry_seconds = retry_seconds
+        self._looked = looked
         self._measured = measured
         self._condition = threading.Condition()
         self._requested = True
         self._stopping = False
         self._view = View(None, "the node has not been read yet")
+        self._told = self._view
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
 
     @property
@@ -114,12 +118,22 @@ class Discovery:
             log.exception("reading the node failed; it is tried again in %g s", self._retry_seconds)
             after = replace(before, unavailable=f"reading the node failed: {err}")
         self._measured(time.monotonic() - started, failure)
-        if after == before:
-            return
-        self._say(before, after)
-        with self._condition:
-            self._view = after
-        self._changed(after)
+        if after != before:
+            self._say(before, after)
+            with self._condition:
+                self._view = after
+        self._tell(after, whole=failure is None)
+
+    def _tell(self, view: View, *, whole: bool) -> None:
+        """Call back; what fails is called again after the next reading, and never ends the loop."""
+        try:
+            if view != self._told:
+                self._changed(view)
+                self._told = view
+            if whole:
+                self._looked()
+        except Exception:
+            log.exception("what follows from the node's state failed; it is tried again with the next reading")
 
     @staticmethod
     def _say(before: View, after: View) -> None:

@@ -129,6 +129,43 @@ def test_a_fault_of_our_own_is_logged_and_does_not_end_the_loop(
     assert "memory total is 0" in caplog.text
 
 
+@pytest.mark.bug("B108")
+def test_a_listener_that_fails_is_told_again_after_the_next_reading(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[View] = []
+    done = threading.Event()
+
+    def changed(view: View) -> None:
+        told.append(view)
+        if len(told) == 1:
+            raise RuntimeError("the disk is full")
+        done.set()
+
+    discovery = Discovery(lambda: node("1"), changed, rescan_seconds=0.01, retry_seconds=0.01)
+    discovery.start()
+    assert done.wait(PATIENCE)
+    discovery.stop(PATIENCE)
+    assert told[:2] == [View(node("1"), None)] * 2
+    assert "the disk is full" in caplog.text
+
+
+def test_every_whole_reading_is_followed_by_a_look_even_when_nothing_changed() -> None:
+    absent = DriverUnavailableError("no library")
+    script = Script(node("1"), node("1"), absent, node("1"))
+    looks: list[int] = []
+    done = threading.Event()
+
+    def looked() -> None:
+        looks.append(script.count)
+        if script.count >= 4:
+            done.set()
+
+    discovery = Discovery(script.read, script.changed, rescan_seconds=0.01, retry_seconds=0.01, looked=looked)
+    discovery.start()
+    assert done.wait(PATIENCE)
+    discovery.stop(PATIENCE)
+    assert looks[:3] == [1, 2, 4], "a reading that failed is none"
+
+
 def test_stop_ends_a_loop_that_waits() -> None:
     script = Script(node("1"))
     discovery = Discovery(script.read, script.changed, rescan_seconds=3600, retry_seconds=3600)
