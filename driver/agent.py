@@ -121,8 +121,8 @@ class Agent:
             if strangers != said:
                 said = strangers
                 log.error(
-                    "another driver registers as %s at %s; both would hand out the same GPUs, so this agent waits until "
-                    "it is gone: remove it from this node, or give this driver another name with --driver-name",
+                    "another driver registers as %s at %s; both would hand out the same GPUs, so this agent waits "
+                    "until it is gone: remove it from this node, or give this driver another name with --driver-name",
                     settings.driver_name,
                     ", ".join(strangers),
                 )
