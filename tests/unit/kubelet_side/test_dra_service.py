@@ -221,6 +221,7 @@ def test_a_claim_that_the_driver_forgets_is_answered_with_an_error(
         (PrepareError("bad \ud800 text", reason="Why"), "bad ? text"),
         (PrepareError("x" * 10000, reason="Why"), "x" * 4096),
     ],
+    ids=["empty", "blank", "lone surrogate", "too long"],  # an id with a surrogate cannot be sent between workers
 )
 def test_an_error_has_always_a_text_that_can_be_sent(
     node: Node, dra: dra_v1_pb2_grpc.DRAPluginStub, error: PrepareError, expected: str
