@@ -41,7 +41,15 @@ class JsonFormatter(logging.Formatter):
                 entry[key] = value
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return _encode(entry).decode(errors="replace")
+        try:
+            return _encode(entry).decode()
+        except UnicodeEncodeError:
+            # Lone surrogates, from bytes of hardware or files that were no UTF-8: better a mark than no line.
+            return _encode({key: _encodable(value) for key, value in entry.items()}).decode()
+
+
+def _encodable(value: Any) -> str:
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def setup(level: str, operation: Callable[[], str | None] = lambda: None) -> None:

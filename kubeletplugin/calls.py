@@ -31,6 +31,11 @@ Outcome: TypeAlias = Sequence[PreparedDevice] | PrepareError | None
 Work: TypeAlias = Callable[[list[ClaimRef]], Mapping[str, Outcome]]
 
 
+def encodable(text: str) -> str:
+    """The text with what UTF-8 cannot carry (lone surrogates, from undecodable bytes) replaced."""
+    return text.encode("utf-8", "replace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One RPC: when it came, until when an answer is of use, and whether the caller is still there."""
@@ -218,7 +223,7 @@ class ClaimCalls:
         for uid, outcome in outcomes.items():
             if isinstance(outcome, PrepareError):
                 reason = outcome.reason
-                log.warning("%s of claim uid %s failed (%s): %s", call.kind, uid, reason, outcome)
+                log.warning("%s of claim uid %s failed (%s): %s", call.kind, uid, reason, encodable(str(outcome)))
             else:
                 reason = "ok"
                 log.info("%s of claim uid %s done after %.3f s", call.kind, uid, now - call.arrived)

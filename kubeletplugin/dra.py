@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 import grpc
 
 from kubeletplugin.api import ClaimRef, PreparedDevice, PrepareError
-from kubeletplugin.calls import Call, ClaimCalls, Outcome
+from kubeletplugin.calls import Call, ClaimCalls, Outcome, encodable
 from kubeletplugin.operation import operation
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 
@@ -151,4 +151,4 @@ def _device(device: PreparedDevice) -> dra_v1_pb2.Device:
 def _error_text(error: PrepareError) -> str:
     """Never empty (the kubelet reads an empty error as success) and always valid UTF-8."""
     text = str(error).strip() or error.reason
-    return text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode()
+    return encodable(text[:MAX_ERROR_TEXT])

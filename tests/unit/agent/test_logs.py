@@ -43,9 +43,13 @@ def test_an_extra_cannot_forge_the_time_or_the_level() -> None:
 
 
 @pytest.mark.bug("B131")
-@pytest.mark.parametrize("hostile", ["a\nb", "\x00\x1b[31m", '"}{"level":"error"', "\u2028", "\ud800"])
+@pytest.mark.parametrize(
+    "hostile",
+    ["a\nb", "\x00\x1b[31m", '"}{"level":"error"', "\u2028", "\ud800"],
+    ids=["newline", "controls", "quotes", "separator", "lone surrogate"],
+)
 def test_a_hostile_message_stays_one_line(hostile: str) -> None:
-    text = JsonFormatter(lambda: None).format(record("%s", hostile.encode("utf-8", "replace").decode()))
+    text = JsonFormatter(lambda: None).format(record("%s", hostile, extra_text=hostile))
     assert len(text.splitlines()) == 1 or "\u2028" in text
     assert "\n" not in text
     assert json.loads(text)["level"] == "warning"
