@@ -38,18 +38,22 @@ def add_{name}Servicer_to_server(servicer: {name}Servicer, server: grpc.Server) 
 
 
 def service_stub(file: descriptor_pb2.FileDescriptorProto) -> str:
-    """The text of a ``_pb2_grpc.pyi``. All methods of these services are unary on both sides."""
+    """The text of a ``_pb2_grpc.pyi``. Methods of these services take one message and answer with one or a stream."""
     module = Path(file.name).stem + "_pb2"
     text = HEADER.format(source=file.name, module=module)
+    if any(method.server_streaming for service in file.service for method in service.method):
+        text = text.replace("import grpc\n", "from collections.abc import Iterator\n\nimport grpc\n")
     for service in file.service:
         stubs, servicers = [], []
         for method in service.method:
-            if method.client_streaming or method.server_streaming:
-                raise SystemExit(f"{file.name}: {method.name} streams; hack/protos.py knows unary methods only")
+            if method.client_streaming:
+                raise SystemExit(f"{file.name}: {method.name} takes a stream; hack/protos.py does not know how")
             request, reply = (f"{module}.{name.rsplit('.', 1)[1]}" for name in (method.input_type, method.output_type))
-            stubs.append(f"    {method.name}: grpc.UnaryUnaryMultiCallable[{request}, {reply}]")
+            callable_type = "UnaryStream" if method.server_streaming else "UnaryUnary"
+            stubs.append(f"    {method.name}: grpc.{callable_type}MultiCallable[{request}, {reply}]")
+            answer = f"Iterator[{reply}]" if method.server_streaming else reply
             servicers.append(
-                f"    def {method.name}(self, request: {request}, context: grpc.ServicerContext) -> {reply}: ..."
+                f"    def {method.name}(self, request: {request}, context: grpc.ServicerContext) -> {answer}: ..."
             )
         text += SERVICE.format(name=service.name, stub_methods="\n".join(stubs), servicer_methods="\n".join(servicers))
     return text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
 JSON: TypeAlias = dict[str, Any]
@@ -97,6 +98,29 @@ class Pool:
     """Set by drivers that number their states themselves; None lets the library count."""
 
 
+class HealthStatus(StrEnum):
+    """What a pod's status says of a device (``allocatedResourcesStatus``)."""
+
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """What a check found out about one device. It goes into pod status only: taints are the driver's to publish."""
+
+    pool: str
+    device: str
+    status: HealthStatus
+    message: str = ""
+    """For people; cut to 1024 bytes."""
+    checked_at: float = 0.0
+    """Unix time in seconds at which the check ended; 0 where nobody knows."""
+    timeout_seconds: int = 30
+    """The word holds for so long; then the device counts as Unknown until there is another. At least 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class DroppedFields:
     """The API server kept less than it was given: a feature gate is off."""
@@ -141,6 +165,9 @@ class Observer(Protocol):
     def dropped(self, dropped: DroppedFields) -> None:
         """Reported once per pool, slice and set of fields."""
 
+    def health_stale(self, source: str, *, devices: int, seconds: float) -> None:
+        """A health check has been silent for too long: its ``devices`` are Unknown now. Told once per silence."""
+
 
 class NullObserver:
     """An ``Observer`` that does nothing."""
@@ -158,6 +185,9 @@ class NullObserver:
         """Ignore."""
 
     def dropped(self, dropped: DroppedFields) -> None:
+        """Ignore."""
+
+    def health_stale(self, source: str, *, devices: int, seconds: float) -> None:
         """Ignore."""
 
 

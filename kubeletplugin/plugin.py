@@ -22,6 +22,8 @@ import grpc
 from kubeletplugin.api import DriverResources, Handler, NullObserver, Observer
 from kubeletplugin.calls import ClaimCalls
 from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
+from kubeletplugin.health import HealthBoard
+from kubeletplugin.healthservice import HEALTH_SERVICES, HealthService
 from kubeletplugin.neighbours import Neighbour, find_neighbours, instance_handler
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.registration import Registered, RegistrationService
@@ -73,6 +75,8 @@ class Plugin:
         observer: told what happens.
         workers: handler calls that may run at once.
         call_deadline: seconds until a call is answered whatever its state; below the kubelet's 45.
+        health: what is known of the devices' health; the kubelet is offered to watch it. ``None``: the driver knows
+            nothing, and the service is neither served nor advertised.
 
     Raises:
         ValueError: a name or number cannot be used.
@@ -91,6 +95,7 @@ class Plugin:
         observer: Observer | None = None,
         workers: int = 8,
         call_deadline: float = 40.0,
+        health: HealthBoard | None = None,
     ) -> None:
         if not _DRIVER_NAME.match(driver_name):
             raise ValueError(f"driver name {driver_name!r} is not a lower-case DNS subdomain of at most 63 characters")
@@ -109,6 +114,7 @@ class Plugin:
         self._workers = workers
         self._calls = ClaimCalls(driver_name, handler, client, self._observer, workers=workers)
         self._service = DraService(self._calls, call_deadline)
+        self._health = HealthService(health) if health is not None else None
         self._lock = threading.Lock()
         self._paths: SocketPaths | None = None
         self._dra: _Endpoint | None = None
@@ -132,7 +138,8 @@ class Plugin:
             # Threads of the server only wait for a worker, or for the claim's turn; they must outnumber the workers
             # so that a call which has to wait too long is told so.
             pool = ArrivalPool(4 * self._workers, thread_name_prefix="dra-rpc")
-            dra_server = grpc.server(pool, options=SERVER_OPTIONS)
+            handlers = self._health.handlers() if self._health is not None else None
+            dra_server = grpc.server(pool, handlers=handlers, options=SERVER_OPTIONS)
             add_services(dra_server, self._service)
             self._dra = _Endpoint.serve(dra_server, pool, paths.dra)
             try:
@@ -181,6 +188,8 @@ class Plugin:
         deadline = time.monotonic() + grace
         if publisher is not None:
             publisher.stop()
+        if self._health is not None:
+            self._health.close()
         if dra is not None:
             # Drained before the registration goes: the kubelet would break running calls off with it.
             dra.close(grace)
@@ -253,7 +262,8 @@ class Plugin:
     def _start_registration(self, paths: SocketPaths) -> _Endpoint:
         pool = ArrivalPool(2, thread_name_prefix="dra-registration")
         server = grpc.server(pool, handlers=[instance_handler()], options=SERVER_OPTIONS)
-        service = RegistrationService(self.driver_name, paths.dra, SERVICES, self.registered, self._observer)
+        services = SERVICES + (HEALTH_SERVICES if self._health is not None else ())
+        service = RegistrationService(self.driver_name, paths.dra, services, self.registered, self._observer)
         registration_v1_pb2_grpc.add_RegistrationServicer_to_server(service, server)
         return _Endpoint.serve(server, pool, paths.registration)
 

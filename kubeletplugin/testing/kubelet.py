@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import grpc
 
-from kubeletplugin.api import JSON, ClaimRef
+from kubeletplugin.api import JSON, ClaimRef, HealthStatus
 from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
 from kubeletplugin.plugin import KUBELET_CALL_TIMEOUT, rpc_text
 from kubeletplugin.proto import dra_v1_pb2
+from kubeletplugin.testing.health_watch import V1 as HEALTH_V1
+from kubeletplugin.testing.health_watch import V1ALPHA1 as HEALTH_V1ALPHA1
+from kubeletplugin.testing.health_watch import Remembered
 from kubeletplugin.testing.plugin_manager import WIPING_DELAY, KubeletError, PluginManager
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ class Kubelet:
         call_timeout: seconds for Prepare and Unprepare; the real kubelet's is 45.
         wiping_delay: seconds from the loss of a driver to the removal of its slices; the real kubelet's is 30.
         poll: seconds between looks at the registry folder.
+        health_services: versions of DRAResourceHealth that this kubelet knows, newest first.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Kubelet:
         call_timeout: float = KUBELET_CALL_TIMEOUT,
         wiping_delay: float = WIPING_DELAY,
         poll: float = 0.1,
+        health_services: tuple[str, ...] = (HEALTH_V1, HEALTH_V1ALPHA1),
     ) -> None:
         self.plugins = PluginManager(
             registry_dir,
@@ -82,6 +87,7 @@ class Kubelet:
             call_timeout=call_timeout,
             wiping_delay=wiping_delay,
             poll=poll,
+            health_services=health_services,
         )
         self._client = client
         self._lock = threading.Lock()
@@ -187,6 +193,28 @@ class Kubelet:
         """Claims that are prepared now."""
         with self._lock:
             return [info.ref for info in self._claims.values() if info.prepared]
+
+    def allocated_resources(self, namespace: str, claim_name: str) -> dict[str, Remembered]:
+        """What ``allocatedResourcesStatus`` of a container that uses the claim says: health by resource ID.
+
+        The ID is the device's first CDI name, or its name where it has none; two devices with one ID are one entry.
+
+        Raises:
+            KubeletError: the claim is not prepared.
+        """
+        with self._lock:
+            info = self._claims.get((namespace, claim_name))
+            if info is None or not info.prepared:
+                raise KubeletError(f"unable to get claim info for ResourceClaim {claim_name} in namespace {namespace}")
+            devices = [(driver, device) for driver, found in info.devices.items() for device in found]
+        found = {}
+        for driver, device in devices:
+            watcher = self.plugins.plugin(driver).health
+            word = Remembered(HealthStatus.UNKNOWN)
+            if watcher is not None:
+                word = watcher.health(device.pool_name, device.device_name)
+            found[next(iter(device.cdi_device_ids), f"{driver}/{device.pool_name}/{device.device_name}")] = word
+        return found
 
     def _fetch(self, pod_uid: str, namespace: str, name: str) -> _ClaimInfo:
         try:

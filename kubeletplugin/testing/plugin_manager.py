@@ -32,6 +32,9 @@ from kubeletplugin.proto import (
 )
 from kubeletplugin.registration import PLUGIN_TYPE
 from kubeletplugin.sockets import MAX_SOCKET_PATH, FileIdentity, file_identity, is_alive
+from kubeletplugin.testing.health_watch import V1 as HEALTH_V1
+from kubeletplugin.testing.health_watch import V1ALPHA1 as HEALTH_V1ALPHA1
+from kubeletplugin.testing.health_watch import HealthWatcher, pick_health_service
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +63,22 @@ class RegisteredPlugin:
     service: str
     """``v1.DRAPlugin`` or ``v1beta1.DRAPlugin``: the first of the plugin's list that the kubelet knows."""
     call_timeout: float = KUBELET_CALL_TIMEOUT
+    health_service: str | None = None
+    """The newest version of DRAResourceHealth that both sides know; None where the plugin offers none."""
     connected: bool = False
     channel: grpc.Channel = field(init=False)
+    health: HealthWatcher | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.channel = grpc.insecure_channel(f"unix:{self.endpoint}")
+        if self.health_service is not None:
+            self.health = HealthWatcher(self.channel, self.health_service)
+
+    def close(self) -> None:
+        """Ends the health stream and the connection."""
+        if self.health is not None:
+            self.health.stop()
+        self.channel.close()
 
     def prepare(self, refs: Sequence[ClaimRef]) -> dra_v1_pb2.NodePrepareResourcesResponse:
         """NodePrepareResources in the negotiated version.
@@ -109,6 +123,7 @@ class PluginManager:
         call_timeout: seconds for Prepare and Unprepare.
         wiping_delay: seconds from the loss of a driver's last connection to the removal of its slices.
         poll: seconds between looks at the folder.
+        health_services: versions of DRAResourceHealth that this kubelet knows, newest first; 1.36 knows v1alpha1 only.
     """
 
     def __init__(
@@ -121,7 +136,9 @@ class PluginManager:
         call_timeout: float = KUBELET_CALL_TIMEOUT,
         wiping_delay: float = WIPING_DELAY,
         poll: float = 0.1,
+        health_services: tuple[str, ...] = (HEALTH_V1, HEALTH_V1ALPHA1),
     ) -> None:
+        self._health_services = health_services
         self._registry_dir = registry_dir
         self._root_dir = root_dir if root_dir is not None else registry_dir.parent
         self._node_name = node_name
@@ -158,7 +175,7 @@ class PluginManager:
             self._retry_at.clear()
             self._wipes.clear()
         for plugin in plugins:
-            plugin.channel.close()
+            plugin.close()
 
     def plugin(self, driver: str) -> RegisteredPlugin:
         """The plugin that is asked for this driver: the youngest connected one, else the youngest.
@@ -234,9 +251,12 @@ class PluginManager:
         with self._changed:
             if any(p.driver == info.name and p.endpoint == endpoint for p in self._plugins):
                 raise KubeletError(f"endpoint {endpoint} already registered for DRA driver plugin {info.name}")
-            plugin = RegisteredPlugin(info.name, endpoint, socket, service, self._call_timeout)
+            health = pick_health_service(info.supported_versions, self._health_services)
+            plugin = RegisteredPlugin(info.name, endpoint, socket, service, self._call_timeout, health)
             self._plugins.append(plugin)
             self._changed.notify_all()
+        if plugin.health is not None:
+            plugin.health.start()
         return plugin
 
     def _remove(self, plugin: RegisteredPlugin) -> None:
@@ -245,7 +265,7 @@ class PluginManager:
                 self._plugins.remove(plugin)
                 self._changed.notify_all()
             self._schedule_wipe(plugin.driver)
-        plugin.channel.close()
+        plugin.close()
 
     def _run(self) -> None:
         while True:
