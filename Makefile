@@ -8,6 +8,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 K8S ?= 1.37
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 STAMPS := .make
 BIN := .venv/bin
@@ -42,7 +43,8 @@ cluster: $(STAMPS)/env ## A running one-node cluster with the agent on a mock no
 cluster-down: $(STAMPS)/env ## End it
 	@$(BIN)/python -m hack.cluster down
 
-bench: $(STAMPS)/env ## The benchmarks (tests/bench), as a table
+bench: $(STAMPS)/env ## What the agent costs (tests/bench), as a table; etcd and kube-apiserver are those of test-cluster
+	$(BIN)/python -m tests.bench $(BENCH_ARGS)
 	$(BIN)/pytest tests/bench $(PYTEST_ARGS)
 
 env: $(STAMPS)/env ## The virtual environment with the package, its C extension and all development tools
