@@ -324,6 +324,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if sent and not sent.isdigit():
             text = f'resourceVersion: Invalid value: "{sent}": strconv.ParseUint: parsing "{sent}": invalid syntax'
             raise StatusError(500, "", text)
+        # Before the client can have seen anything: a break that follows its first event is this stream's, too.
+        generation = self.server.owner.faults.watch_generation
         with store.lock:
             revision = int(sent or 0)
             first = [] if revision else store.select(kind.collection, target.namespace)
@@ -336,15 +338,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if matches(document):
                 self._event("ADDED", document)
         self.wfile.flush()
-        clean = self._stream(target, matches, revision, query)
+        clean = self._stream(target, matches, revision, query, generation)
         if clean:
             self.wfile.write(b"0\r\n\r\n")
         self.close_connection = self.close_connection or not clean
 
-    def _stream(self, target: _Target, matches: Matcher, revision: int, query: dict[str, str]) -> bool:
+    def _stream(self, target: _Target, matches: Matcher, revision: int, query: dict[str, str], generation: int) -> bool:
         """Send events until the time is up (True) or the stream is to break (False)."""
         owner, kind = self.server.owner, target.kind
-        generation = owner.faults.watch_generation
         now = time.monotonic()
         end = now + float(query.get("timeoutSeconds") or 1800)
         bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
