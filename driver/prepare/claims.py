@@ -66,6 +66,9 @@ class OpaqueConfig:
     parameters: object
     path: str
     """Where the parameters stand in the document, for messages."""
+    named: bool = False
+    """Whether the claim's author named requests: the scheduler clears ``requests`` in the allocation where they are all
+    requests of the claim (structured allocator of Kubernetes 1.37)."""
 
     def applies_to(self, result: AllocationResult) -> bool:
         """Whether it is for the request that this result answers; ``req`` covers ``req/sub``."""
@@ -149,7 +152,7 @@ def _read(root: Cursor, uid: str, driver_name: str, pool_name: str) -> ClaimAllo
             Reason.DEVICE_NOT_FOUND,
             permanent=True,
         )
-    return ClaimAllocation(ref, results, _read_configs(devices, driver_name) if results else ())
+    return ClaimAllocation(ref, results, _read_configs(root, devices, driver_name) if results else ())
 
 
 def _read_ref(metadata: Cursor) -> ClaimRef:
@@ -199,8 +202,9 @@ def _read_result(entry: Cursor, pool: str) -> AllocationResult:
     )
 
 
-def _read_configs(devices: Cursor, driver_name: str) -> tuple[OpaqueConfig, ...]:
+def _read_configs(root: Cursor, devices: Cursor, driver_name: str) -> tuple[OpaqueConfig, ...]:
     found: list[OpaqueConfig] = []
+    written_for_requests = _written_for_requests(root, driver_name)
     listed = devices.find("config")
     for entry in listed.elements() if listed else ():
         opaque = entry.find("opaque")
@@ -214,9 +218,25 @@ def _read_configs(devices: Cursor, driver_name: str) -> tuple[OpaqueConfig, ...]
             _matching(request, _is_request, "a request name") for request in (requests.elements() if requests else ())
         )
         parameters = opaque.get("parameters")
-        found.append(OpaqueConfig(source.text(), names, parameters.value, parameters.path))
+        named = bool(names) or (source.text() == FROM_CLAIM and parameters.value in written_for_requests)
+        found.append(OpaqueConfig(source.text(), names, parameters.value, parameters.path, named))
     # The scheduler lists class configurations first already; sorting (stably) makes the rule ours and not its habit.
     return tuple(sorted(found, key=lambda config: config.source == FROM_CLAIM))
+
+
+def _written_for_requests(root: Cursor, driver_name: str) -> list[object]:
+    """The parameters in the claim's spec that its author gave to requests by name."""
+    spec = root.find("spec")
+    devices = spec.find("devices") if spec else None
+    listed = devices.find("config") if devices else None
+    found = []
+    for entry in listed.elements() if listed else ():
+        opaque, requests = entry.find("opaque"), entry.find("requests")
+        if requests is None or not any(requests.elements()) or opaque is None:
+            continue
+        if opaque.get("driver").text() == driver_name:
+            found.append(opaque.get("parameters").value)
+    return found
 
 
 def _matching(cursor: Cursor, accepted: Callable[[str], bool], what: str) -> str:

@@ -14,7 +14,7 @@ def effective_configs(allocation: ClaimAllocation) -> Mapping[AllocationResult, 
     """The configuration of each device of a claim of full GPUs.
 
     Every configuration of this driver is decoded, also one that is overridden: a mistake in it is a mistake. Of those
-    that apply to a request the last one wins. One that names the request must be of the right kind; one for all
+    that apply to a request the last one wins. One whose author named requests must be of the right kind; one for all
     requests is skipped where its kind is another device type's.
 
     Raises:
@@ -40,7 +40,7 @@ def _for_result(
         if isinstance(config, GpuConfig):
             _check_served(opaque, config)
             chosen = config
-        elif opaque.requests:
+        elif opaque.named:
             raise ClaimError(
                 f"{opaque.path}.kind: is {config.kind}, but request {result.request} got the full GPU {result.device}: "
                 f"use {GpuConfig.kind}, or name another request in that entry's requests",

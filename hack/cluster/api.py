@@ -200,6 +200,6 @@ class Api:
 
 
 def _brief(objects: dict[str, JSON]) -> str:
-    """Objects for an error message: the status of those that have one, else the spec."""
-    parts = {name: item.get("status") or item.get("spec", {}) for name, item in objects.items()}
+    """Objects for an error message: what each says of itself in short."""
+    parts = {name: item.get("status") or item.get("message") or item.get("spec") for name, item in objects.items()}
     return json.dumps(parts)[:3000]

@@ -101,11 +101,13 @@ class Namespace:
         containers: Sequence[Container] = (Container("main"),),
         init: Sequence[Container] = (),
         volumes: Sequence[tuple[JSON, JSON]] = (),
+        node: str | None = None,
     ) -> None:
         """Create a pod whose claim ``gpu`` is ``claim``, or made from ``template``; or several in ``claims``.
 
         Args:
             volumes: (volume source, mount) pairs for every container.
+            node: go there without the scheduler; claims must be allocated.
         """
         references = dict(claims or ({"gpu": claim} if claim else {}))
         resource_claims = [{"name": key, "resourceClaimName": value} for key, value in references.items()]
@@ -121,6 +123,7 @@ class Namespace:
             "initContainers": [container.document() for container in init],
             "volumes": [{"name": f"v{index}", **source} for index, (source, _) in enumerate(volumes)],
             "resourceClaims": resource_claims,
+            **({"nodeName": node} if node else {}),
         }
         self.api.create("pods", self.name, {"metadata": {"name": name}, "spec": spec})
 

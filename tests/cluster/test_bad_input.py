@@ -98,14 +98,14 @@ def allocate_by_hand(namespace: Namespace, name: str, *, driver: str, pool: str,
 def test_a_device_that_does_not_exist_is_named_in_the_pod_s_event(namespace: Namespace) -> None:
     pool = f"{NODE_NAME}/{DRIVER_NAME}"
     allocate_by_hand(namespace, "ghost", driver=DRIVER_NAME, pool=pool, device="gpu-0000-ee-00-0")
-    namespace.pod("p", claim="ghost")
+    namespace.pod("p", claim="ghost", node=NODE_NAME)
     assert "gpu-0000-ee-00-0" in namespace.wait_event("p", "gpu-0000-ee-00-0")
 
 
 @pytest.mark.usefixtures("bystander")
 def test_an_allocation_of_another_driver_is_none_of_our_business(agent: Agent, namespace: Namespace) -> None:
     uid = allocate_by_hand(namespace, "nic", driver="nic.example.com", pool="p", device="nic-0")
-    namespace.pod("p", claim="nic")
+    namespace.pod("p", claim="nic", node=NODE_NAME)
     namespace.wait_event("p", "nic.example.com")
     answer = call_prepare(agent, namespace.name, "nic", uid)
     assert list(answer.devices) == []
@@ -205,7 +205,6 @@ def test_an_nvml_library_that_is_a_directory_is_named_in_the_log_and_mended_with
     namespace.claim("one")
     namespace.pod("p", claim="one")
     namespace.running("p")
-    agent.stop()
 
 
 def test_the_cluster_still_stands(agent: Agent) -> None:

@@ -220,6 +220,20 @@ def test_a_configuration_of_the_wrong_kind_that_names_the_request_is_an_error() 
     assert "GpuConfig" in str(error)
 
 
+def test_a_configuration_that_the_scheduler_widened_to_all_requests_is_still_for_the_named_one() -> None:
+    """Kubernetes 1.37 clears an allocated configuration's requests where they are all requests of the claim."""
+    document = claim("u1", result(0, "gpu"), configs=[config(parameters("MigDeviceConfig"))])
+    opaque = {"driver": DRIVER, "parameters": parameters("MigDeviceConfig")}
+    for written, is_error in (({"requests": ["gpu"], "opaque": opaque}, True), ({"opaque": opaque}, False)):
+        document["spec"] = {"devices": {"config": [written]}}
+        allocation = read_claim(document, uid="u1", driver_name=DRIVER, pool_name=POOL)
+        if is_error:
+            with pytest.raises(ClaimError, match="MigDeviceConfig"):
+                effective_configs(allocation)
+        else:
+            assert effective_configs(allocation)[allocation.results[0]] == GpuConfig(None)
+
+
 @pytest.mark.bug("B53")
 def test_a_mistake_in_a_configuration_that_is_overridden_is_still_a_mistake() -> None:
     error = refused(config(gpu_config(sharin={}), "FromClass"), config(gpu_config()))
