@@ -21,7 +21,7 @@ from driver.bridge import AgentObserver, ClaimHandler, count_prepared, resources
 from driver.discovery import Discovery, View
 from driver.metrics import Deferred, Metrics
 from driver.model import DriverFiles, GpuState, NodeInventory, Problem
-from driver.prepare import DeviceNodes, DriverRoot, HostEdits, Preparer
+from driver.prepare import DeviceNodes, DriverRoot, HostEdits, Preparer, read_boot_id
 from driver.publish import build_pool, pool_name
 from driver.settings import Settings
 from kubeletplugin import api
@@ -254,6 +254,7 @@ class Agent:
                 str(settings.host_dev_path.parent),
                 require_devices=not settings.plain_device_nodes,
             ),
+            boot_id=lambda: read_boot_id(Path(settings.proc_root)),
         )
 
     def _recover(self) -> None:

@@ -9,6 +9,7 @@ from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.hostpaths import DriverRoot
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 from driver.prepare.recovery import Recovery
+from driver.prepare.session import read_boot_id
 from driver.prepare.state import PreparedDevice, Preparer
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "Preparer",
     "Reason",
     "Recovery",
+    "read_boot_id",
 ]

@@ -25,10 +25,10 @@ _LOCK_FILE = "serialize.lock"
 _MAX_PROBLEMS = 100
 
 
-def read_boot_id() -> str | None:
+def read_boot_id(proc_root: Path = Path("/proc")) -> str | None:
     """The kernel's id of this boot; None where it has none to tell."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+        return (proc_root / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):
         return None
 

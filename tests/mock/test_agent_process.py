@@ -101,6 +101,23 @@ def test_a_cdi_file_that_vanished_while_it_was_down_is_made_again(scene: Scene) 
     assert spec.read_bytes() == text
 
 
+@pytest.mark.bug("B72")
+def test_after_a_reboot_a_prepared_claim_has_its_cdi_file_again_and_can_be_ended(scene: Scene) -> None:
+    running(scene)
+    scene.claim("held")
+    ids = scene.prepare("held")
+    (spec,) = scene.specs()
+    scene.end(signal.SIGKILL)
+    spec.unlink()  # /var/run/cdi is a tmpfs
+    (scene.node.root / "proc/sys/kernel/random/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
+    scene.kubelet.restart()
+    running(scene)
+    scene.until(lambda: scene.specs() == [spec], "the specification")
+    assert scene.prepare("held") == ids
+    scene.unprepare("held")
+    assert scene.specs() == []
+
+
 @pytest.mark.bug("B58")
 def test_without_a_driver_it_registers_publishes_nothing_and_still_unprepares(scene: Scene) -> None:
     running(scene)
