@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.prepare.prepare_node import FakeNode
 
+
 @pytest.fixture
 def node(tmp_path: Path) -> FakeNode:
     """Eight GPUs, ready."""
