@@ -87,6 +87,12 @@ class Slice:
 
     devices: tuple[JSON, ...] = ()
     shared_counters: tuple[JSON, ...] = ()
+    per_device_node_selection: bool = False
+    """Each device says where it is; only for pools that are not of one node."""
+    skip_node_operations: tuple[str, ...] = ()
+    """Calls that the kubelet leaves out for these devices (1.37, feature gate DRAOptionalNodeOperations)."""
+    partition_type_attribute: str | None = None
+    """Which attribute names the type of a partition (1.37, feature gate DRAPartitionableDevicesType)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,10 @@ class Pool:
     slices: tuple[Slice, ...]
     generation: int | None = None
     """Set by drivers that number their states themselves; None lets the library count."""
+    node_selector: JSON | None = None
+    """Where the devices can be reached; for pools that are not of one node, where the node's name does not stand."""
+    all_nodes: bool = False
+    """They can be reached everywhere; likewise."""
 
 
 class HealthStatus(StrEnum):

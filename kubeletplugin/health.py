@@ -77,9 +77,7 @@ class HealthBoard:
         for device in devices:
             key = device.pool, device.device
             if device.timeout_seconds < 1:
-                raise ValueError(
-                    f"health of {device.device}: timeout_seconds is {device.timeout_seconds}, below 1"
-                )
+                raise ValueError(f"health of {device.device}: timeout_seconds is {device.timeout_seconds}, below 1")
             if key in words:
                 raise ValueError(f"health of {device.device} in pool {device.pool} is reported twice")
             words[key] = dataclasses.replace(device, message=cut_message(device.message))

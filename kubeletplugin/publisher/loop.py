@@ -6,6 +6,7 @@ written or deleted before the first ``update``, and nothing is deleted by stoppi
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 import threading
@@ -19,9 +20,10 @@ from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
 from kubeletplugin.credentials import CredentialsError
 from kubeletplugin.publisher.cache import Change, SliceCache
 from kubeletplugin.publisher.diff import Path, differences, feature_gates, without_positions
-from kubeletplugin.publisher.plan import pool_problem
+from kubeletplugin.publisher.plan import Owner, pool_problem, slice_of
 from kubeletplugin.publisher.queue import PoolQueue, RepairPace
-from kubeletplugin.publisher.writer import SLICES, MovedError, PoolWriter, Stored, UnsafeError
+from kubeletplugin.publisher.scope import Scope
+from kubeletplugin.publisher.writer import MovedError, PoolWriter, Stored, UnsafeError
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +40,16 @@ CONFLICT_RETRIES = 5
 
 
 class Publisher:
-    """Publishes the pools of one driver on one node.
+    """Publishes the pools of one driver, on one node or for the whole cluster.
 
     Args:
         client: talks to the API server; needs list, watch, create, update and delete on resourceslices, get on nodes.
         driver_name: ``spec.driver`` of all slices.
-        node_name: name of the Node object; its owner and ``spec.nodeName``.
+        node_name: name of the Node object; the slices' owner and ``spec.nodeName``. ``None`` for devices that are not
+            of one node: then each pool says where they can be reached.
+        owner: whose slices they are where there is no node; ``None``: nobody's.
+        only_pool: the one pool that this publisher cares for, where several publish for one driver. Its slices carry
+            no node name; with ``node_name`` they still belong to the Node.
         observer: told about results, from the publisher's threads.
     """
 
@@ -52,14 +58,15 @@ class Publisher:
         client: KubeClient,
         *,
         driver_name: str,
-        node_name: str,
+        node_name: str | None,
+        owner: Owner | None = None,
+        only_pool: str | None = None,
         observer: Observer | None = None,
         repair_delay: float = REPAIR_DELAY,
         rejected_retry: float = REJECTED_RETRY,
     ) -> None:
         self._client = client
-        self._driver_name = driver_name
-        self._node_name = node_name
+        self._scope = Scope(client, driver_name, node_name, only_pool)
         self._observer: Observer = observer or NullObserver()
         self._rejected_retry = rejected_retry
         self._lock = threading.Lock()
@@ -67,7 +74,7 @@ class Publisher:
         self._cache = SliceCache()
         self._queue = PoolQueue()
         self._pace = RepairPace(repair_delay)
-        self._writer = PoolWriter(client, self._cache, driver_name=driver_name, node_name=node_name)
+        self._writer = PoolWriter(client, self._cache, owner=self._scope.owner(owner))
         self._backoffs: dict[str, Backoff] = {}
         self._failing: set[str] = set()
         self._rejected: dict[str, Pool] = {}
@@ -88,7 +95,12 @@ class Publisher:
             thread.start()
 
     def update(self, resources: DriverResources) -> None:
-        """Have exactly these pools published; slices of this driver and node in any other pool are deleted."""
+        """Have exactly these pools published; slices of this driver and node in any other pool are deleted.
+
+        Raises:
+            ValueError: the publisher cares for one pool only, and another one is among them.
+        """
+        self._scope.check(resources)
         with self._lock:
             before = self._wanted
             self._wanted = resources
@@ -141,18 +153,14 @@ class Publisher:
                 self._stop.wait(backoff.next())
 
     def _list(self, *, after_outage: bool) -> str:
-        answer = self._client.get(SLICES, query={"fieldSelector": self._selector()})
-        version = str(answer.get("metadata", {}).get("resourceVersion", ""))
-        change = self._cache.replace(answer.get("items") or (), version)
+        items, version = self._scope.list()
+        change = self._cache.replace(items, version)
         if after_outage or not self._listed:
             self._start_afresh()
         else:
             self._changed(change)
         self._queue.wake()
         return version
-
-    def _selector(self) -> str:
-        return f"spec.driver={self._driver_name},spec.nodeName={self._node_name}"
 
     def _start_afresh(self) -> None:
         """The server may be another one now (upgraded, other feature gates): all verdicts are open again."""
@@ -169,10 +177,9 @@ class Publisher:
         """Watch from ``version`` on, stream after stream, until one breaks."""
         while not self._stop.is_set():
             started = time.monotonic()
-            query = {"fieldSelector": self._selector(), "resourceVersion": version}
             # Not all nodes shall come back in the same second.
             seconds = random.uniform(240.0, 360.0)  # noqa: S311 (spreads load, guards no secret)
-            for event in self._client.watch(SLICES, query=query, stop=self._stop, timeout_seconds=seconds):
+            for event in self._scope.watch(version, self._stop, seconds):
                 version = event.resource_version or version
                 self._changed(self._cache.apply(event))
             if time.monotonic() - started >= SHORT_STREAM:
@@ -295,7 +302,7 @@ class Publisher:
         for index, piece in enumerate(pool.slices):
             wanted, stored = self._adopted.get((name, index), (None, piece))
             pieces.append(stored if wanted == piece else piece)
-        return Pool(tuple(pieces), pool.generation)
+        return dataclasses.replace(pool, slices=tuple(pieces))
 
     def _stored(self, name: str, pool: Pool) -> Stored:
         """Called after each write: adopt what the server left out, or we would write it again for ever."""
@@ -304,7 +311,7 @@ class Publisher:
             missing = differences(sent, answer)
             if not missing:
                 return
-            kept = Slice(tuple(answer.get("devices") or ()), tuple(answer.get("sharedCounters") or ()))
+            kept = slice_of(answer)
             with self._lock:
                 self._adopted[name, index] = (pool.slices[index], kept)
             self._dropped(name, index, missing)

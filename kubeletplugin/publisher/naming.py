@@ -29,5 +29,8 @@ def decode_index(name: str, length: int) -> int | None:
 
 
 def generate_name(index: int, length: int, driver_name: str, owner_name: str) -> str:
-    """``metadata.generateName``; the API server cuts it to 58 characters and appends five random ones."""
-    return f"{encode_index(index, length)}-{driver_name}-{owner_name}-"
+    """``metadata.generateName``, without the owner where there is none.
+
+    The API server cuts it to 58 characters and appends five random ones.
+    """
+    return "-".join(filter(None, (encode_index(index, length), driver_name, owner_name))) + "-"

@@ -19,15 +19,25 @@ API_VERSION = "resource.k8s.io/v1"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose slices these are: they go when this Node object goes."""
+    """Whose slices these are: they go when this object goes. Without a ``name`` nobody owns them."""
 
     driver_name: str
-    node_name: str
-    node_uid: str
+    name: str
+    uid: str
+    api_version: str = "v1"
+    kind: str = "Node"
+    bound: bool = True
+    """The devices are this node's: ``spec.nodeName`` is its name."""
 
     def reference(self) -> JSON:
         """The entry of ``metadata.ownerReferences``."""
-        return {"apiVersion": "v1", "kind": "Node", "name": self.node_name, "uid": self.node_uid, "controller": True}
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ def plan_pool(name: str, pool: Pool, stored: Sequence[JSON], owner: Owner) -> Pl
     changed: set[int] = set()
     adopted: set[int] = set()
     for index, document in existing.by_index.items():
-        wanted = _spec(name, pool.slices[index], generation, count, owner)
+        wanted = _spec(name, pool, index, generation, owner)
         if differences(wanted, document.get("spec")):
             changed.add(index)
         elif not _owned(document, owner):
@@ -126,12 +136,12 @@ def plan_pool(name: str, pool: Pool, stored: Sequence[JSON], owner: Owner) -> Pl
         updates=tuple(
             Write(
                 index,
-                _updated(existing.by_index[index], _spec(name, pool.slices[index], generation, count, owner), owner),
+                _updated(existing.by_index[index], _spec(name, pool, index, generation, owner), owner),
             )
             for index in sorted(rewrite)
         ),
         creates=tuple(
-            Write(index, _created(index, _spec(name, pool.slices[index], generation, count, owner), owner, count))
+            Write(index, _created(index, _spec(name, pool, index, generation, owner), owner, count))
             for index in range(count)
             if index not in existing.by_index
         ),
@@ -155,30 +165,57 @@ def _generation(document: JSON) -> int:
     return int(document.get("spec", {}).get("pool", {}).get("generation") or 0)
 
 
-def _spec(name: str, content: Slice, generation: int, count: int, owner: Owner) -> JSON:
+def _spec(name: str, pool: Pool, index: int, generation: int, owner: Owner) -> JSON:
+    content = pool.slices[index]
     spec: JSON = {
         "driver": owner.driver_name,
-        "nodeName": owner.node_name,
-        "pool": {"name": name, "generation": generation, "resourceSliceCount": count},
+        "pool": {"name": name, "generation": generation, "resourceSliceCount": len(pool.slices)},
     }
+    # Exactly one of these says where the devices are.
+    if owner.bound:
+        spec["nodeName"] = owner.name
+    elif content.per_device_node_selection:
+        spec["perDeviceNodeSelection"] = True
+    elif pool.all_nodes:
+        spec["allNodes"] = True
+    elif pool.node_selector is not None:
+        spec["nodeSelector"] = pool.node_selector
     # Only one of the two may be there at all, even if it is empty.
     if content.shared_counters:
         spec["sharedCounters"] = list(content.shared_counters)
     if content.devices:
         spec["devices"] = list(content.devices)
+    if content.skip_node_operations:
+        spec["skipNodeOperations"] = list(content.skip_node_operations)
+    if content.partition_type_attribute is not None:
+        spec["partitionTypeAttribute"] = content.partition_type_attribute
     return spec
 
 
+def slice_of(spec: JSON) -> Slice:
+    """The content of a stored slice."""
+    return Slice(
+        devices=tuple(spec.get("devices") or ()),
+        shared_counters=tuple(spec.get("sharedCounters") or ()),
+        per_device_node_selection=bool(spec.get("perDeviceNodeSelection")),
+        skip_node_operations=tuple(spec.get("skipNodeOperations") or ()),
+        partition_type_attribute=spec.get("partitionTypeAttribute"),
+    )
+
+
 def _owned(document: JSON, owner: Owner) -> bool:
-    """Whether the Node as it is now owns the slice, and no earlier Node of that name."""
+    """Whether the owner as it is now owns the slice, and no earlier Node of that name."""
+    if not owner.name:
+        return True
     references = document["metadata"].get("ownerReferences") or ()
-    return [ref.get("uid") for ref in references if ref.get("kind") == "Node"] == [owner.node_uid]
+    return [ref.get("uid") for ref in references if ref.get("kind") == owner.kind] == [owner.uid]
 
 
 def _updated(document: JSON, spec: JSON, owner: Owner) -> JSON:
     metadata = dict(document["metadata"])
-    others = [ref for ref in metadata.get("ownerReferences") or () if ref.get("kind") != "Node"]
-    metadata["ownerReferences"] = [owner.reference(), *others]
+    if owner.name:
+        others = [ref for ref in metadata.get("ownerReferences") or () if ref.get("kind") != owner.kind]
+        metadata["ownerReferences"] = [owner.reference(), *others]
     metadata.pop("managedFields", None)
     if "devices" in spec:
         spec = {**spec, "devices": keep_time_added(spec["devices"], document.get("spec", {}).get("devices") or ())}
@@ -186,6 +223,7 @@ def _updated(document: JSON, spec: JSON, owner: Owner) -> JSON:
 
 
 def _created(index: int, spec: JSON, owner: Owner, count: int) -> JSON:
-    name = generate_name(index, index_length(count), owner.driver_name, owner.node_name)
-    metadata = {"generateName": name, "ownerReferences": [owner.reference()]}
+    metadata: JSON = {"generateName": generate_name(index, index_length(count), owner.driver_name, owner.name)}
+    if owner.name:
+        metadata["ownerReferences"] = [owner.reference()]
     return {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from kubeletplugin.api import JSON, Pool
@@ -39,14 +40,20 @@ class UnsafeError(Exception):
 
 
 class PoolWriter:
-    """Writes pools. Used by one thread, except ``distrust_node`` and ``forget``."""
+    """Writes pools. Used by one thread, except ``distrust_node`` and ``forget``.
 
-    def __init__(self, client: KubeClient, cache: SliceCache, *, driver_name: str, node_name: str) -> None:
+    Args:
+        client: the API server.
+        cache: what it holds.
+        owner: of the slices. Where it is a Node its UID is looked up, and again when it may have changed.
+    """
+
+    def __init__(self, client: KubeClient, cache: SliceCache, *, owner: Owner) -> None:
         self._client = client
         self._cache = cache
-        self._driver_name = driver_name
-        self._node_name = node_name
-        self._node_uid: str | None = None
+        self._template = owner
+        self._reads_node = owner.kind == "Node" and bool(owner.name)
+        self._node_uid: str | None = owner.uid or None
         self._node_read = 0.0
         self._accepted: dict[str, Pool] = {}
 
@@ -80,7 +87,7 @@ class PoolWriter:
             UnsafeError: the server would drop what keeps overlapping devices apart; nothing was written.
         """
         plan = plan_pool(name, pool, self._cache.pool(name), self._owner(fresh=False))
-        if plan.creates and time.monotonic() - self._node_read > NODE_UID_AGE:
+        if self._reads_node and plan.creates and time.monotonic() - self._node_read > NODE_UID_AGE:
             plan = plan_pool(name, pool, self._cache.pool(name), self._owner(fresh=True))
         if self._accepted.get(name) != pool:
             self._rehearse(plan)
@@ -99,8 +106,12 @@ class PoolWriter:
 
     def is_settled(self, name: str, pool: Pool) -> bool:
         """Whether nothing would have to be written now; asks nobody."""
-        uid = self._node_uid
-        return uid is not None and not plan_pool(name, pool, self._cache.pool(name), self._as_owner(uid)).writes
+        owner, uid = self._template, self._node_uid
+        if self._reads_node:
+            if uid is None:
+                return False
+            owner = replace(owner, uid=uid)
+        return not plan_pool(name, pool, self._cache.pool(name), owner).writes
 
     def _rehearse(self, plan: Plan) -> None:
         """Ask for a dry run where a refusal in the middle would leave a pool that the scheduler has to ignore."""
@@ -113,19 +124,19 @@ class PoolWriter:
             else:
                 answer = self._client.create(SLICES, write.document, query=DRY_RUN)
             missing = differences(write.document["spec"], answer["spec"])
-            if any("consumesCounters" in path for path in missing):
+            # Without compatibility groups the counters still keep devices apart, only less well: said, and published.
+            if any("consumesCounters" in path and "compatibilityGroups" not in path for path in missing):
                 raise UnsafeError(write.index, missing)
 
     def _owner(self, *, fresh: bool) -> Owner:
+        if not self._reads_node:
+            return self._template
         uid = self._node_uid
         if uid is None or fresh:
-            node = self._client.get(f"/api/v1/nodes/{self._node_name}")
+            node = self._client.get(f"/api/v1/nodes/{self._template.name}")
             uid = str(node["metadata"]["uid"])
             self._node_uid, self._node_read = uid, time.monotonic()
-        return self._as_owner(uid)
-
-    def _as_owner(self, uid: str) -> Owner:
-        return Owner(self._driver_name, self._node_name, uid)
+        return replace(self._template, uid=uid)
 
     def _update(self, document: JSON, query: Mapping[str, str]) -> JSON:
         name = document["metadata"]["name"]
