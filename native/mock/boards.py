@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from native.mock import layout, pcie
+from native.mock import layout, migtables, pcie
 from native.mock.fields import Fields
 from native.mock.layout import Text
+from native.mock.migtables import MigBoard
 from native.mock.pcie import PciDevice, ProfileError
+from native.nvml.errors import NvmlReturn
 from native.pci import canonical_address
 
 MIB: Final = 1024 * 1024
@@ -63,6 +65,8 @@ class Gpu:
     p2p: int
     """nvmlGpuP2PStatus_t over PCIe with every other GPU."""
     links: tuple[Link, ...] = ()
+    mig: MigBoard | None = None
+    """What MIG can make of it; None for a board that it cannot divide."""
 
 
 def address_of(entry: dict[str, Any]) -> str:
@@ -114,6 +118,8 @@ def _gpu(entry: Fields, device: PciDevice, index: int, profile: str) -> Gpu:
     texts["serial"] = entry.string("serial", f"1{unique.int % 10**12:012d}")
     texts["gsp_firmware_version"] = entry.string("gsp_firmware_version", None)
     numbers = _identity(entry, device, index) | _memory(entry) | _modes(entry) | _power(entry) | _fabric(entry)
+    numbers |= _counters(numbers)
+    mig = _mig(entry, numbers)
     guid, chassis = _platform(entry, numbers)
     clocks, max_clocks = _clocks(entry)
     cluster = _cluster(entry)
@@ -121,7 +127,7 @@ def _gpu(entry: Fields, device: PciDevice, index: int, profile: str) -> Gpu:
     entry.done()
     spelled = texts["uuid"].value.decode(errors="replace")
     board = replace(device, device=numbers["pci_device_id"] >> 16)
-    return Gpu(device.address, board, spelled, numbers, texts, clocks, max_clocks, cluster, guid, chassis, p2p)
+    return Gpu(device.address, board, spelled, numbers, texts, clocks, max_clocks, cluster, guid, chassis, p2p, (), mig)
 
 
 def _identity(entry: Fields, device: PciDevice, index: int) -> dict[str, int]:
@@ -175,7 +181,7 @@ def _memory(entry: Fields) -> dict[str, int]:
 
 
 def _modes(entry: Fields) -> dict[str, int]:
-    ecc, mig = entry.flag("ecc", None), entry.flag("mig", None)
+    ecc = entry.flag("ecc", None)
     pcie_link = entry.section("pcie", {"generation": None, "width": None})
     generation = pcie_link.number("generation", high=16)
     found = {
@@ -186,11 +192,10 @@ def _modes(entry: Fields) -> dict[str, int]:
     pcie_link.done()
     return found | {
         "state": 0,
+        "plugged": 1,
         "addressing_mode": entry.choice("addressing_mode", ADDRESSING_MODES, None),
         "ecc_current": ecc,
         "ecc_pending": ecc,
-        "mig_current": mig,
-        "mig_pending": mig,
         "compute_mode": entry.choice("compute_mode", COMPUTE_MODES, "default"),
         "persistence": entry.flag("persistence", False),
         "virtualization": entry.choice("virtualization", VIRTUALIZATION, "none"),
@@ -198,6 +203,55 @@ def _modes(entry: Fields) -> dict[str, int]:
         "performance_state": entry.number("performance_state", 0, high=32),
         "fan_speed": entry.number("fan_percent", None, high=100),
         "fans": entry.number("fans", 0, high=16),
+    }
+
+
+def _mig(entry: Fields, numbers: dict[str, int]) -> MigBoard | None:
+    """``mig``: null (cannot), false, true, or ``{mode, board, query, reset, activation}``."""
+    given = entry.take("mig", None)
+    if given is None:
+        numbers |= {"mig_current": -1, "mig_pending": -1}
+        return None
+    section = Fields(given if isinstance(given, Mapping) else {"mode": given}, entry.where("mig"))
+    mode = section.flag("mode")
+    device = numbers["pci_device_id"] >> 16
+    known = migtables.of_pci_device(device)
+    name = section.take("board", known.name if known else None)
+    board = migtables.boards().get(name)
+    if board is None:
+        raise ProfileError(
+            section.where("board"),
+            f"no MIG profiles are known for PCI device {device:04x}: name one of {', '.join(migtables.boards())}"
+            if name is None
+            else f"{name!r} is none of {', '.join(migtables.boards())}",
+        )
+    numbers |= {
+        "mig_current": mode,
+        "mig_pending": mode,
+        "mig_memory_slices": board.memory_slices,
+        "mig_compute_slices": board.compute_slices,
+        "mig_query": section.flag("query", True),
+        # A100 and A30 are reset when the mode changes, later boards are not (nvidia-smi documentation, MIG user guide)
+        "mig_reset": section.flag("reset", numbers["architecture"] == ARCHITECTURES["ampere"]),
+        "mig_activation": section.choice("activation", {code.name: int(code) for code in NvmlReturn}, "SUCCESS"),
+        "mig_instances_made": 0,
+    }
+    section.done()
+    return board
+
+
+def _counters(numbers: dict[str, int]) -> dict[str, int]:
+    """Everything that counts or accuses, as it stands on a healthy board."""
+    ecc = 0 if numbers["ecc_current"] == 1 else -1
+    # pages are retired before Ampere, rows are remapped since (nvml.h, nvmlDeviceGetRemappedRows)
+    remap = ecc if numbers["architecture"] >= ARCHITECTURES["ampere"] else -1
+    return {
+        "throttle_reasons": 1,
+        **{f"ecc_{kind}": ecc for kind in ("single", "double", "single_total", "double_total")},
+        **{f"remap_{kind}": remap for kind in ("correctable", "uncorrectable", "pending", "failure")},
+        "recovery_action": 0,
+        "channel_repair_pending": remap,
+        "tpc_repair_pending": remap,
     }
 
 
@@ -218,6 +272,8 @@ def _power(entry: Fields) -> dict[str, int]:
     found |= {
         "utilization_gpu": busy.number("gpu", 0, high=100),
         "utilization_memory": busy.number("memory", 0, high=100),
+        "utilization_encoder": busy.number("encoder", 0, high=100),
+        "utilization_decoder": busy.number("decoder", 0, high=100),
     }
     busy.done()
     return found

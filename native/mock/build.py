@@ -21,7 +21,22 @@ from typing import Final
 
 CSRC: Final = Path(__file__).parent / "csrc"
 VENDOR: Final = Path(__file__).parent.parent / "csrc" / "vendor"
-CORE: Final = ("stubs", "state", "system", "identity", "device", "link", "topology", "events")
+CORE: Final = (
+    "stubs",
+    "state",
+    "system",
+    "identity",
+    "device",
+    "link",
+    "topology",
+    "events",
+    "mig",
+    "mig_profiles",
+    "mig_devices",
+    "capabilities",
+    "rules",
+    "lock",
+)
 FLAGS: Final = ("-std=c11", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 OTHER_LIBRARIES: Final = {

@@ -22,6 +22,43 @@ CSRC: Final = Path(__file__).parent / "csrc"
 NVML_H: Final = Path(__file__).parent.parent / "csrc" / "vendor" / "nvml.h"
 _NEEDS_NO_INIT: Final = frozenset({"nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"})
 
+_KINDS: Final = {
+    "nvmlDevice_t": "MOCK_DEVICE",
+    "nvmlGpuInstance_t": "MOCK_GPU_INSTANCE",
+    "nvmlComputeInstance_t": "MOCK_COMPUTE_INSTANCE",
+}
+_MIG_ONLY: Final = (
+    "nvmlDeviceGetAttributes",
+    "nvmlDeviceGetAttributes_v2",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+)
+_PROCESS_LISTS: Final = tuple(
+    f"nvmlDeviceGet{kind}RunningProcesses{version}"
+    for kind in ("Compute", "Graphics", "MPSCompute")
+    for version in ("", "_v2", "_v3")
+)
+_MIG_TOO: Final = (
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetIndex",
+    "nvmlDeviceGetBrand",
+    "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetBAR1MemoryInfo",
+    "nvmlDeviceGetComputeMode",
+    "nvmlDeviceGetMemoryErrorCounter",
+    "nvmlDeviceGetTotalEccErrors",
+    "nvmlDeviceIsMigDeviceHandle",
+    "nvmlDeviceGetGpuUptime_v1",
+    *_PROCESS_LISTS,
+)
+_OF_MIG: Final = dict.fromkeys(_MIG_ONLY, "MOCK_MIG_DEVICE") | dict.fromkeys(_MIG_TOO, "MOCK_ANY_DEVICE")
+"""What a function does with the handle of a MIG device, where it does not just refuse it (nvml.h, notes on MIG)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -32,8 +69,8 @@ class Function:
     parameters: str
     """As C writes them between the parentheses."""
     arguments: tuple[str, ...]
-    takes_device: bool
-    """The first parameter is an nvmlDevice_t by value."""
+    subject: str
+    """Type of the first parameter where that is a handle by value, else empty."""
 
 
 def prototypes(header: Path = NVML_H) -> list[Function]:
@@ -65,8 +102,13 @@ def _function(declaration: Any, writer: Any) -> Function:
         returns=writer.visit(declaration.type.type),
         parameters=", ".join(spelled) or "void",
         arguments=tuple(parameter.name for parameter in parameters),
-        takes_device=bool(parameters) and spelled[0].startswith("nvmlDevice_t ") and "*" not in spelled[0],
+        subject=_subject(spelled[0]) if parameters else "",
     )
+
+
+def _subject(first: str) -> str:
+    kind = first.split(maxsplit=1)[0]
+    return kind if kind in _KINDS and "*" not in first else ""
 
 
 def functions_header(functions: list[Function]) -> str:
@@ -106,7 +148,9 @@ def _stub(function: Function) -> list[str]:
     if function.returns != "nvmlReturn_t":
         return [opening, "{", f"    return {call};", "}", ""]
     kind = "MOCK_ANY_TIME" if function.name in _NEEDS_NO_INIT else "MOCK_INITIALISED"
-    kind, device = ("MOCK_DEVICE", function.arguments[0]) if function.takes_device else (kind, "NULL")
+    device = f"(nvmlDevice_t){function.arguments[0]}" if function.subject else "NULL"
+    if function.subject:
+        kind = _OF_MIG.get(function.name, _KINDS[function.subject])
     return [
         f"MOCK_WEAK nvmlReturn_t impl_{function.name}({function.parameters})",
         "{",

@@ -8,6 +8,11 @@ multiple of eight bytes, so there is no padding to get wrong.
     header | rules[rule_capacity] | gpus[gpu_count] | levels[n*n] | p2p[n*n] | nvlink_p2p[n*n]
 
 The three matrices hold one byte a pair: nvmlGpuTopologyLevel_t, and nvmlGpuP2PStatus_t over PCIe and over NVLink.
+
+Whoever changes more than one number (MIG instances, events, processes) holds ``flock`` on the node file meanwhile, on a
+description of its own: the kernel lets go of it when a process dies, so nobody can leave it locked. A record counts
+only while its ``tag`` (or ``sequence``) is set, which is written last and taken away first, and everything else
+(occupied slices, engine pools) is derived from the records that count: a process killed half way leaves no half state.
 """
 
 from __future__ import annotations
@@ -24,6 +29,15 @@ RULE_CAPACITY: Final = 64
 MAX_LINKS: Final = 36
 CPU_WORDS: Final = 32
 NODE_WORDS: Final = 4
+GI_PROFILES: Final = 18
+"""NVML_GPU_INSTANCE_PROFILE_COUNT of the vendored header."""
+GI_IDS: Final = 15
+"""GPU instance ids form a heap: 0 the whole, 1-2 halves, 3-6 quarters, 7-14 eighths."""
+CI_IDS: Final = 8
+MAX_STARTS: Final = 8
+MAX_PROCESSES: Final = 32
+EVENTS: Final = 256
+"""How many events the ring keeps: a set that looks away for longer loses the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +128,72 @@ RULE: Final = Record(
     "mock_rule",
     (
         Field("function", "byte", 64),
-        *_numbers("gpu", "code", "delay_ms", "calls", "reserved"),
+        *_numbers(
+            "gpu",
+            "code",
+            "delay_ms",
+            "calls",  # counted by the library
+            "fired",  # counted by the library
+            "after",
+            "times",  # -1: without end
+            "probability",  # of 1,000,000
+            "seed",
+            "sticky",
+            "until_ns",  # CLOCK_REALTIME; 0: without end
+            "version",  # 0: any; else only a struct of this version is refused
+        ),
     ),
 )
-"""A function that fails or is slow: ``gpu`` -1 is all; a ``code`` of -1 only delays; ``delay_ms`` -1 waits until the
-rule is gone. ``calls`` counts, ``reserved`` waits for probabilities and nth calls."""
+"""A function (or a prefix and ``*``) that fails or is slow: ``gpu`` -1 is all; a ``code`` of -1 only delays;
+``delay_ms`` -1 waits until the rule is gone. See ``native.mock.profile.Failure`` for the rest."""
+
+GI_PROFILE: Final = Record(
+    "mock_gi_profile",
+    (
+        *_numbers(
+            "id",  # -1: the board has no profile of this index
+            "slices",
+            "instances",
+            "memory_mib",
+            "multiprocessors",
+            "copy",
+            "decoder",
+            "encoder",
+            "jpeg",
+            "ofa",
+            "p2p",
+            "gfx",
+            "size",  # in memory slices
+            "start_count",
+        ),
+        Field("starts", "i64", MAX_STARTS),
+        *_texts("name"),
+    ),
+)
+
+CI: Final = Record(
+    "mock_ci", (Field("tag", "u64"), *_numbers("profile", "start", "size", "multiprocessors", "mig_index"))
+)
+"""A compute instance; its place in the array is its id. ``tag`` 0: there is none."""
+
+GI: Final = Record(
+    "mock_gi",
+    (Field("tag", "u64"), *_numbers("profile", "start", "size"), Field("cis", "mock_ci", CI_IDS)),
+)
+"""A GPU instance; its place in the array is its id. ``tag`` 0: there is none; ``profile`` is an index, not an id."""
+
+PROCESS: Final = Record(
+    "mock_process",
+    (
+        Field("pid", "u64"),  # 0: no process
+        *_numbers("kind", "memory", "gi", "ci", "sm", "memory_use", "encoder", "decoder"),
+        Field("name", "byte", 64),
+    ),
+)
+"""``kind`` 0 compute, 1 graphics, 2 MPS; ``gi`` and ``ci`` -1: the whole GPU; ``memory`` in bytes; the rest percent."""
+
+EVENT: Final = Record("mock_event", (Field("sequence", "u64"), *_numbers("gpu", "type", "data", "gi", "ci")))
+"""``sequence`` counts from 1 and is the place in the ring modulo its size; 0: none."""
 
 GPU: Final = Record(
     "mock_gpu",
@@ -134,7 +209,8 @@ GPU: Final = Record(
             "gsp_firmware_version",
         ),
         *_numbers(
-            "state",  # 0 working, 1 lost
+            "state",  # 0 working, 1 lost, 2 unplugged, 3 does not answer
+            "plugged",  # counts how often the GPU was plugged in: handles from before are lost
             "minor",
             "module_id",
             "pci_domain",
@@ -159,6 +235,12 @@ GPU: Final = Record(
             "ecc_pending",
             "mig_current",
             "mig_pending",
+            "mig_memory_slices",
+            "mig_compute_slices",
+            "mig_query",  # 1: profiles can be read while MIG is off
+            "mig_reset",  # 1: changing the mode resets the board
+            "mig_activation",  # what activating a change of mode gives, 0: it works
+            "mig_instances_made",  # the source of tags
             "compute_mode",
             "persistence",
             "virtualization",
@@ -178,6 +260,20 @@ GPU: Final = Record(
             "temperature_shutdown",
             "utilization_gpu",
             "utilization_memory",
+            "utilization_encoder",
+            "utilization_decoder",
+            "throttle_reasons",
+            "ecc_single",
+            "ecc_double",
+            "ecc_single_total",
+            "ecc_double_total",
+            "remap_correctable",
+            "remap_uncorrectable",
+            "remap_pending",
+            "remap_failure",
+            "recovery_action",
+            "channel_repair_pending",
+            "tpc_repair_pending",
             "performance_state",
             "fan_speed",
             "fans",
@@ -202,6 +298,9 @@ GPU: Final = Record(
         Field("platform_guid", "byte", 16),
         Field("platform_chassis", "byte", 16),
         Field("links", "mock_link", MAX_LINKS),
+        Field("gi_profiles", "mock_gi_profile", GI_PROFILES),
+        Field("gis", "mock_gi", GI_IDS),
+        Field("processes", "mock_process", MAX_PROCESSES),
     ),
 )
 
@@ -214,6 +313,8 @@ HEADER: Final = Record(
         *_numbers(
             "size",
             "driver_loaded",
+            "driver_generation",  # counts reloads: a session from before must be opened anew
+            "version_mismatch",  # 1: library and kernel module are of different versions
             "cuda_version",
             "gpu_count",
             "gpu_offset",
@@ -225,11 +326,12 @@ HEADER: Final = Record(
             "nvlink_p2p_offset",
         ),
         *_texts("driver_version", "nvml_version", "profile"),
-        Field("reserved", "i64", 32),  # a robust mutex and event rings find room here
+        Field("last_event", "u64"),  # its sequence; 0: none yet
+        Field("events", "mock_event", EVENTS),
     ),
 )
 
-RECORDS: Final = {record.name: record for record in (LINK, RULE, GPU, HEADER)}
+RECORDS: Final = {record.name: record for record in (LINK, RULE, GI_PROFILE, CI, GI, PROCESS, EVENT, GPU, HEADER)}
 _UNIT: Final = {"i64": 8, "u64": 8, "byte": 1, "text": TEXT_BYTES + 8}
 
 
@@ -291,6 +393,13 @@ def c_header() -> str:
         f"#define MOCK_CPU_WORDS {CPU_WORDS}",
         f"#define MOCK_NODE_WORDS {NODE_WORDS}",
         f"#define MOCK_TEXT_BYTES {TEXT_BYTES}",
+        f"#define MOCK_RULES {RULE_CAPACITY}",
+        f"#define MOCK_GI_PROFILES {GI_PROFILES}",
+        f"#define MOCK_GI_IDS {GI_IDS}",
+        f"#define MOCK_CI_IDS {CI_IDS}",
+        f"#define MOCK_MAX_STARTS {MAX_STARTS}",
+        f"#define MOCK_MAX_PROCESSES {MAX_PROCESSES}",
+        f"#define MOCK_EVENTS {EVENTS}",
         "",
         "/* length -1: the getter is not supported */",
         "struct mock_text {",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from native.mock import boards, layout
 from native.mock.boards import Gpu, Link
-from native.mock.layout import GPU, HEADER, RULE, Text, Value
+from native.mock.layout import GI, GI_PROFILE, GPU, HEADER, RULE, Text, Value
+from native.mock.migtables import MigBoard
 from native.mock.profile import Failure, Host, Profile, parse_cpus
 from native.pci import canonical_address
 
@@ -36,6 +37,8 @@ def encode(profile: Profile) -> bytes:
             "generation": 0,
             "size": size,
             "driver_loaded": 1,
+            "driver_generation": 1,
+            "version_mismatch": 0,
             "cuda_version": profile.cuda_version,
             "gpu_count": count,
             "gpu_offset": gpu_offset,
@@ -74,7 +77,8 @@ def _rule(failure: Failure, addresses: Sequence[str]) -> bytes:
         if address not in addresses:
             raise ValueError(f"the node has no GPU at {address}: {', '.join(addresses)}")
         gpu = addresses.index(address)
-    values: dict[str, Value] = {"gpu": gpu, "code": failure.code, "delay_ms": failure.delay_ms, "calls": 0}
+    values: dict[str, Value] = {"gpu": gpu, "code": failure.code, "delay_ms": failure.delay_ms, "calls": 0, "fired": 0}
+    values |= {"after": 0, "times": -1, "probability": 1_000_000, "seed": 0, "sticky": 0, "until_ns": 0, "version": 0}
     return RULE.pack(values | {"function": failure.function.encode()})
 
 
@@ -92,8 +96,23 @@ def _gpu(gpu: Gpu, profile: Profile) -> bytes:
         "platform_guid": gpu.platform_guid,
         "platform_chassis": gpu.chassis,
         "links": [_link(link) for link in gpu.links],
+        "gi_profiles": _gi_profiles(gpu.mig),
+        "gis": [GI.pack({})] * layout.GI_IDS,
     }
     return GPU.pack(values)
+
+
+def _gi_profiles(board: MigBoard | None) -> list[bytes]:
+    """One record an index of nvml.h, holes included."""
+    records = [GI_PROFILE.pack({})] * layout.GI_PROFILES
+    for profile in board.profiles if board is not None else ():
+        numbers = ("id", "slices", "instances", "memory_mib", "multiprocessors", "copy", "decoder", "encoder", "jpeg")
+        values: dict[str, Value] = {name: getattr(profile, name) for name in (*numbers, "ofa", "size", "starts")}
+        gfx = int("+gfx" in profile.name)
+        # no public capture shows P2P between MIG devices
+        values |= {"p2p": 0, "gfx": gfx, "start_count": len(profile.starts), "name": Text(profile.name.encode())}
+        records[profile.index] = GI_PROFILE.pack(values)
+    return records
 
 
 def _link(link: Link) -> bytes:

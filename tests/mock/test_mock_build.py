@@ -35,8 +35,9 @@ def test_every_function_of_the_header_has_a_stub() -> None:
     assert len({function.name for function in functions}) == len(functions)
     assert [function.name for function in functions if function.returns != "nvmlReturn_t"] == ["nvmlErrorString"]
     by_name = {function.name: function for function in functions}
-    assert by_name["nvmlDeviceGetName"].takes_device
-    assert not by_name["nvmlDeviceGetHandleByIndex_v2"].takes_device
+    assert by_name["nvmlDeviceGetName"].subject == "nvmlDevice_t"
+    assert by_name["nvmlDeviceGetHandleByIndex_v2"].subject == ""
+    assert by_name["nvmlGpuInstanceDestroy"].subject == "nvmlGpuInstance_t"
 
 
 def test_c_and_python_put_every_field_at_the_same_place(tmp_path: Path) -> None:

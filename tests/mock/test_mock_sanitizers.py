@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from native.mock import build, generate
+from native.mock import MockNode, build, generate
 from native.mock.generate import Function
-from tests.support.mocknodes import Node
 
 pytest.importorskip("pycparser", reason="the calls are made from nvml.h by pycparser")
 
@@ -130,8 +129,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("profile", ["dgx-h100", "gb200", "gb10", "rtx-pro-6000"])
-def test_no_call_touches_memory_it_should_not(profile: str, node_of: Node, driver: Path) -> None:
-    environment = {**os.environ, **node_of(profile).environment}
+def test_no_call_touches_memory_it_should_not(profile: str, tmp_path: Path, driver: Path) -> None:
+    node = MockNode.create(tmp_path / "root", profile)  # of the test's own: some calls change it
+    environment = {**os.environ, **node.environment}
     done = subprocess.run([driver], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     before, without, device = done.stdout.split("# ")[1:]

@@ -5,31 +5,69 @@ _Static_assert(sizeof(nvmlMemory_t) == 24, "nvmlMemory_t");
 _Static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvmlMemory_v2_t");
 _Static_assert(sizeof(nvmlDeviceAddressingMode_v1_t) == 8, "nvmlDeviceAddressingMode_v1_t");
 
-nvmlReturn_t impl_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+/* What processes hold, in bytes; gi -1 is the whole GPU. */
+static int64_t held(const struct mock_gpu *gpu, int64_t gi)
+{
+    int64_t sum = 0;
+    for (unsigned int i = 0; i < MOCK_MAX_PROCESSES; ++i) {
+        const struct mock_process *process = &gpu->processes[i];
+        if (__atomic_load_n(&process->pid, __ATOMIC_ACQUIRE) != 0 && (gi < 0 || process->gi == gi) && process->memory > 0)
+            sum += process->memory;
+    }
+    return sum;
+}
+
+struct sizes {
+    unsigned long long total, reserved, used;
+};
+
+/* Of the GPU, or of the GPU instance that a MIG device lies in: all its compute instances share the memory. */
+static nvmlReturn_t sizes_of(nvmlDevice_t device, struct sizes *sizes)
 {
     const struct mock_gpu *gpu = mock_gpu(device);
-    if (memory == NULL)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    struct mock_instance mig;
+    int64_t used;
     if (gpu->memory_total < 0)
         return NVML_ERROR_NOT_SUPPORTED;
-    memory->total = (unsigned long long)gpu->memory_total;
-    memory->used = (unsigned long long)(gpu->memory_used + gpu->memory_reserved); /* v1 counts the reserved as used */
+    if (mock_instance(device, MOCK_MIG_DEVICE, &mig)) {
+        *sizes = (struct sizes){.total = (unsigned long long)mig.profile->memory_mib << 20U};
+        used = held(gpu, (int64_t)mig.gi);
+    } else {
+        *sizes = (struct sizes){(unsigned long long)gpu->memory_total, (unsigned long long)gpu->memory_reserved, 0};
+        used = gpu->memory_used + held(gpu, -1);
+    }
+    const unsigned long long most = sizes->total - sizes->reserved;
+    sizes->used = (unsigned long long)used < most ? (unsigned long long)used : most;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    struct sizes sizes;
+    if (memory == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const nvmlReturn_t result = sizes_of(device, &sizes);
+    if (result != NVML_SUCCESS)
+        return result;
+    memory->total = sizes.total;
+    memory->used = sizes.used + sizes.reserved; /* v1 counts the reserved as used */
     memory->free = memory->total - memory->used;
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t impl_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    const struct mock_gpu *gpu = mock_gpu(device);
+    struct sizes sizes;
     if (memory == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (memory->version != MOCK_VERSION_OF(nvmlMemory_v2_t, 2))
+    if (memory->version != MOCK_VERSION_OF(nvmlMemory_v2_t, 2) || mock_refuses("nvmlDeviceGetMemoryInfo_v2", device, 2))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    if (gpu->memory_total < 0)
-        return NVML_ERROR_NOT_SUPPORTED;
-    memory->total = (unsigned long long)gpu->memory_total;
-    memory->reserved = (unsigned long long)gpu->memory_reserved;
-    memory->used = (unsigned long long)gpu->memory_used;
+    const nvmlReturn_t result = sizes_of(device, &sizes);
+    if (result != NVML_SUCCESS)
+        return result;
+    memory->total = sizes.total;
+    memory->reserved = sizes.reserved;
+    memory->used = sizes.used;
     memory->free = memory->total - memory->used - memory->reserved;
     return NVML_SUCCESS;
 }
@@ -119,20 +157,6 @@ nvmlReturn_t impl_nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *curren
 {
     const struct mock_gpu *gpu = mock_gpu(device);
     return give_pair(gpu->mig_current, gpu->mig_pending, currentMode, pendingMode);
-}
-
-nvmlReturn_t impl_nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
-{
-    MOCK_GIVE(count, mock_gpu(device)->mig_current < 0 ? 0 : 7);
-}
-
-nvmlReturn_t impl_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *migDevice)
-{
-    if (migDevice == NULL)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (mock_gpu(device)->mig_current < 0)
-        return NVML_ERROR_NOT_SUPPORTED;
-    return index < 7 ? NVML_ERROR_NOT_FOUND : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t impl_nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensorType, unsigned int *temp)

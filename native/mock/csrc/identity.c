@@ -12,12 +12,46 @@ _Static_assert(sizeof(nvmlPciInfoExt_v1_t) == 64, "nvmlPciInfoExt_v1_t");
         return mock_text(&mock_gpu(device)->field, out, length);                             \
     }
 
-TEXT_GETTER(nvmlDeviceGetUUID, uuid)
-TEXT_GETTER(nvmlDeviceGetName, name)
 TEXT_GETTER(nvmlDeviceGetSerial, serial)
 TEXT_GETTER(nvmlDeviceGetBoardPartNumber, board_part_number)
 TEXT_GETTER(nvmlDeviceGetVbiosVersion, vbios_version)
 TEXT_GETTER(nvmlDeviceGetInforomImageVersion, inforom_image_version)
+
+static nvmlReturn_t give_string(const char *text, char *out, unsigned int length)
+{
+    const size_t size = strlen(text) + 1;
+    if (out == NULL || length == 0)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (size > length)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    memcpy(out, text, size);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
+{
+    struct mock_instance mig;
+    char text[MOCK_UUID_ROOM];
+    if (!mock_instance(device, MOCK_MIG_DEVICE, &mig))
+        return mock_text(&mock_gpu(device)->uuid, uuid, length);
+    mock_mig_uuid(mig.gpu, mig.gi, mig.ci, text);
+    return give_string(text, uuid, length);
+}
+
+/* "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb" */
+nvmlReturn_t impl_nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
+{
+    struct mock_instance mig;
+    char text[2 * MOCK_TEXT_BYTES + 16], compute[8] = "";
+    if (!mock_instance(device, MOCK_MIG_DEVICE, &mig))
+        return mock_text(&mock_gpu(device)->name, name, length);
+    const struct mock_text *gpu = &mig.gpu->name, *profile = &mig.profile->name;
+    if (mig.ci_record->size != mig.profile->slices)
+        snprintf(compute, sizeof(compute), "%uc.", (unsigned int)mig.ci_record->size & 0xFFU);
+    snprintf(text, sizeof(text), "%.*s MIG %s%.*s", gpu->length > 0 ? gpu->length : 0, gpu->bytes, compute,
+             profile->length > 0 ? profile->length : 0, profile->bytes);
+    return give_string(text, name, length);
+}
 
 nvmlReturn_t impl_nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *version)
 {
@@ -38,6 +72,9 @@ NUMBER_GETTER(nvmlDeviceGetBoardId, unsigned int, board_id)
 
 nvmlReturn_t impl_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
+    struct mock_instance mig;
+    if (mock_instance(device, MOCK_MIG_DEVICE, &mig))
+        MOCK_GIVE(index, mig.ci_record->mig_index);
     if (index == NULL || !mock_index(device, index))
         return NVML_ERROR_INVALID_ARGUMENT;
     return NVML_SUCCESS;
@@ -64,12 +101,6 @@ nvmlReturn_t impl_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *m
     *major = (int)gpu->cc_major;
     *minor = (int)gpu->cc_minor;
     return NVML_SUCCESS;
-}
-
-nvmlReturn_t impl_nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *isMigDevice)
-{
-    (void)device;
-    MOCK_GIVE(isMigDevice, 0);
 }
 
 /* The legacy id has room for four domain digits and truncates a wider one, as the real library does. */
@@ -123,7 +154,7 @@ nvmlReturn_t impl_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t 
     nvmlPciInfo_t plain;
     if (pci == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (pci->version != MOCK_VERSION_OF(nvmlPciInfoExt_v1_t, 1))
+    if (pci->version != MOCK_VERSION_OF(nvmlPciInfoExt_v1_t, 1) || mock_refuses("nvmlDeviceGetPciInfoExt", device, 1))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     mock_pci_info(gpu, &plain);
     pci->domain = plain.domain;

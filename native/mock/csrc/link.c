@@ -14,7 +14,8 @@ static nvmlReturn_t link_of(nvmlDevice_t device, unsigned int number, const stru
     if (number >= NVML_NVLINK_MAX_LINKS)
         return NVML_ERROR_INVALID_ARGUMENT;
     *link = &mock_gpu(device)->links[number];
-    return (*link)->state < 0 ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+    /* a GPU that MIG divides shows no NVLink: its instances have neither links nor peers */
+    return (*link)->state < 0 || mock_gpu(device)->mig_current == 1 ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
 nvmlReturn_t impl_nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *isActive)
@@ -231,9 +232,11 @@ static int64_t field_value(const struct mock_gpu *gpu, unsigned int field, unsig
     case NVML_FI_DEV_NVLINK_GET_VERSION:
         return link->state < 0 ? -1 : link->version;
     case NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE:
-        return gpu->mig_current < 0 ? -1 : 1;
+        return gpu->mig_current < 0 ? -1 : gpu->mig_query;
+    case NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED:
+        return gpu->mig_current < 0 ? -1 : gpu->mig_reset != 1;
     case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
-        return 0;
+        return gpu->recovery_action;
     default:
         return -1;
     }

@@ -5,11 +5,18 @@
 #include <stdint.h>
 
 #define MOCK_MAGIC "GPUDRAMK"
-#define MOCK_LAYOUT UINT64_C(1360393573445748169)
+#define MOCK_LAYOUT UINT64_C(7025055770758373868)
 #define MOCK_MAX_LINKS 36
 #define MOCK_CPU_WORDS 32
 #define MOCK_NODE_WORDS 4
 #define MOCK_TEXT_BYTES 120
+#define MOCK_RULES 64
+#define MOCK_GI_PROFILES 18
+#define MOCK_GI_IDS 15
+#define MOCK_CI_IDS 8
+#define MOCK_MAX_STARTS 8
+#define MOCK_MAX_PROCESSES 32
+#define MOCK_EVENTS 256
 
 /* length -1: the getter is not supported */
 struct mock_text {
@@ -38,9 +45,79 @@ struct mock_rule {
     int64_t code;
     int64_t delay_ms;
     int64_t calls;
-    int64_t reserved;
+    int64_t fired;
+    int64_t after;
+    int64_t times;
+    int64_t probability;
+    int64_t seed;
+    int64_t sticky;
+    int64_t until_ns;
+    int64_t version;
 };
-_Static_assert(sizeof(struct mock_rule) == 104, "mock_rule");
+_Static_assert(sizeof(struct mock_rule) == 160, "mock_rule");
+
+struct mock_gi_profile {
+    int64_t id;
+    int64_t slices;
+    int64_t instances;
+    int64_t memory_mib;
+    int64_t multiprocessors;
+    int64_t copy;
+    int64_t decoder;
+    int64_t encoder;
+    int64_t jpeg;
+    int64_t ofa;
+    int64_t p2p;
+    int64_t gfx;
+    int64_t size;
+    int64_t start_count;
+    int64_t starts[8];
+    struct mock_text name;
+};
+_Static_assert(sizeof(struct mock_gi_profile) == 304, "mock_gi_profile");
+
+struct mock_ci {
+    uint64_t tag;
+    int64_t profile;
+    int64_t start;
+    int64_t size;
+    int64_t multiprocessors;
+    int64_t mig_index;
+};
+_Static_assert(sizeof(struct mock_ci) == 48, "mock_ci");
+
+struct mock_gi {
+    uint64_t tag;
+    int64_t profile;
+    int64_t start;
+    int64_t size;
+    struct mock_ci cis[8];
+};
+_Static_assert(sizeof(struct mock_gi) == 416, "mock_gi");
+
+struct mock_process {
+    uint64_t pid;
+    int64_t kind;
+    int64_t memory;
+    int64_t gi;
+    int64_t ci;
+    int64_t sm;
+    int64_t memory_use;
+    int64_t encoder;
+    int64_t decoder;
+    unsigned char name[64];
+};
+_Static_assert(sizeof(struct mock_process) == 136, "mock_process");
+
+struct mock_event {
+    uint64_t sequence;
+    int64_t gpu;
+    int64_t type;
+    int64_t data;
+    int64_t gi;
+    int64_t ci;
+};
+_Static_assert(sizeof(struct mock_event) == 48, "mock_event");
 
 struct mock_gpu {
     struct mock_text uuid;
@@ -52,6 +129,7 @@ struct mock_gpu {
     struct mock_text inforom_image_version;
     struct mock_text gsp_firmware_version;
     int64_t state;
+    int64_t plugged;
     int64_t minor;
     int64_t module_id;
     int64_t pci_domain;
@@ -76,6 +154,12 @@ struct mock_gpu {
     int64_t ecc_pending;
     int64_t mig_current;
     int64_t mig_pending;
+    int64_t mig_memory_slices;
+    int64_t mig_compute_slices;
+    int64_t mig_query;
+    int64_t mig_reset;
+    int64_t mig_activation;
+    int64_t mig_instances_made;
     int64_t compute_mode;
     int64_t persistence;
     int64_t virtualization;
@@ -95,6 +179,20 @@ struct mock_gpu {
     int64_t temperature_shutdown;
     int64_t utilization_gpu;
     int64_t utilization_memory;
+    int64_t utilization_encoder;
+    int64_t utilization_decoder;
+    int64_t throttle_reasons;
+    int64_t ecc_single;
+    int64_t ecc_double;
+    int64_t ecc_single_total;
+    int64_t ecc_double_total;
+    int64_t remap_correctable;
+    int64_t remap_uncorrectable;
+    int64_t remap_pending;
+    int64_t remap_failure;
+    int64_t recovery_action;
+    int64_t channel_repair_pending;
+    int64_t tpc_repair_pending;
     int64_t performance_state;
     int64_t fan_speed;
     int64_t fans;
@@ -118,8 +216,11 @@ struct mock_gpu {
     unsigned char platform_guid[16];
     unsigned char platform_chassis[16];
     struct mock_link links[36];
+    struct mock_gi_profile gi_profiles[18];
+    struct mock_gi gis[15];
+    struct mock_process processes[32];
 };
-_Static_assert(sizeof(struct mock_gpu) == 5024, "mock_gpu");
+_Static_assert(sizeof(struct mock_gpu) == 21256, "mock_gpu");
 
 struct mock_node {
     unsigned char magic[8];
@@ -127,6 +228,8 @@ struct mock_node {
     uint64_t generation;
     int64_t size;
     int64_t driver_loaded;
+    int64_t driver_generation;
+    int64_t version_mismatch;
     int64_t cuda_version;
     int64_t gpu_count;
     int64_t gpu_offset;
@@ -139,8 +242,9 @@ struct mock_node {
     struct mock_text driver_version;
     struct mock_text nvml_version;
     struct mock_text profile;
-    int64_t reserved[32];
+    uint64_t last_event;
+    struct mock_event events[256];
 };
-_Static_assert(sizeof(struct mock_node) == 752, "mock_node");
+_Static_assert(sizeof(struct mock_node) == 12808, "mock_node");
 
 #endif

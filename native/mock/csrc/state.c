@@ -15,13 +15,18 @@
 
 struct nvmlDevice_st {
     unsigned int position; /* in the node file */
+    int64_t plugged;       /* which GPU at that place the session knows: one plugged in later is another */
 };
 
 /* A node that this process has opened. It stays mapped after the last shutdown: a call may be under way in a thread
  * that was given up, and it must find the memory it stands in when it wakes. */
 struct opened {
     struct opened *next;
-    const struct mock_node *node;
+    struct mock_node *node;
+    bool writable;
+    char path[PATH_MAX];
+    char root[PATH_MAX];
+    int64_t driver_generation; /* that the session was opened under */
     dev_t device;
     ino_t inode;
     struct nvmlDevice_st *devices; /* one a GPU of the node */
@@ -44,6 +49,21 @@ const int gpudra_mock_marker = 1;
 const struct mock_node *mock_node(void)
 {
     return mock.current->node;
+}
+
+struct mock_node *mock_writable_node(void)
+{
+    return mock.current->writable ? mock.current->node : NULL;
+}
+
+const char *mock_path(void)
+{
+    return mock.current->path;
+}
+
+const char *mock_root(void)
+{
+    return mock.current->root;
 }
 
 static const struct mock_gpu *gpu_at(unsigned int position)
@@ -76,10 +96,20 @@ static bool position_of(nvmlDevice_t device, unsigned int *position)
     return true;
 }
 
+bool mock_position(nvmlDevice_t device, unsigned int *position)
+{
+    return position_of(device, position) || mock_is_instance_handle(device, position);
+}
+
+nvmlDevice_t mock_device_at(unsigned int position)
+{
+    return position < (unsigned int)mock_node()->gpu_count ? &mock.current->devices[position] : NULL;
+}
+
 const struct mock_gpu *mock_gpu(nvmlDevice_t device)
 {
     unsigned int position;
-    return position_of(device, &position) ? gpu_at(position) : NULL;
+    return mock_position(device, &position) ? gpu_at(position) : NULL;
 }
 
 bool mock_index(nvmlDevice_t device, unsigned int *index)
@@ -102,9 +132,19 @@ int mock_pair(size_t matrix_offset, nvmlDevice_t a, nvmlDevice_t b)
     return ((const unsigned char *)node)[matrix_offset + (size_t)row * (size_t)node->gpu_count + column];
 }
 
-bool mock_lost(const struct mock_gpu *gpu)
+enum { WORKING, LOST, UNPLUGGED, SILENT };
+
+nvmlReturn_t mock_presence(nvmlDevice_t device)
 {
-    return __atomic_load_n(&gpu->state, __ATOMIC_RELAXED) != 0;
+    unsigned int position;
+    if (!mock_position(device, &position))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const struct mock_gpu *gpu = gpu_at(position);
+    while (__atomic_load_n(&gpu->state, __ATOMIC_RELAXED) == SILENT)
+        mock_pause(10);
+    const bool there = __atomic_load_n(&gpu->state, __ATOMIC_RELAXED) == WORKING &&
+                       __atomic_load_n(&gpu->plugged, __ATOMIC_RELAXED) == mock.current->devices[position].plugged;
+    return there ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
 }
 
 nvmlReturn_t mock_text(const struct mock_text *text, char *out, unsigned int length)
@@ -133,17 +173,17 @@ static void complain(const char *format, const char *detail)
     fputc('\n', stderr);
 }
 
-static const struct mock_node *map_node(int file, const struct stat *facts, const char *path)
+static struct mock_node *map_node(int file, const struct stat *facts, const char *path, bool writable)
 {
     const size_t size = (size_t)facts->st_size;
     void *memory = MAP_FAILED;
     if (size >= sizeof(struct mock_node))
-        memory = mmap(NULL, size, PROT_READ, MAP_SHARED, file, 0);
+        memory = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) {
         complain("%s is not a node file", path);
         return NULL;
     }
-    const struct mock_node *node = memory;
+    struct mock_node *node = memory;
     if (memcmp(node->magic, MOCK_MAGIC, sizeof(node->magic)) == 0 && node->layout == MOCK_LAYOUT &&
         node->size == facts->st_size)
         return node;
@@ -152,10 +192,44 @@ static const struct mock_node *map_node(int file, const struct stat *facts, cons
     return NULL;
 }
 
+/* Only a file that can be written lets this process make and destroy instances: a container gets it read-only. */
+static int open_file(const char *path, bool *writable)
+{
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    *writable = file >= 0;
+    return *writable ? file : open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* The root that holds run/gpudra-mock/node: three folders up. */
+static void find_root(struct opened *made)
+{
+    memcpy(made->root, made->path, sizeof(made->root));
+    for (int level = 0; level < 3; ++level) {
+        char *slash = strrchr(made->root, '/');
+        *(slash != NULL ? slash : made->root) = '\0';
+    }
+}
+
+static struct opened *remember(struct mock_node *node, const struct stat *facts, const char *path, bool writable)
+{
+    struct opened *made = calloc(1, sizeof(*made));
+    if (made == NULL)
+        return NULL;
+    *made = (struct opened){.next = mock.all, .node = node, .device = facts->st_dev, .inode = facts->st_ino};
+    made->writable = writable;
+    made->devices = calloc((size_t)node->gpu_count + 1, sizeof(*made->devices));
+    made->visible = calloc((size_t)node->gpu_count + 1, sizeof(*made->visible));
+    mock.all = made; /* kept even where memory ran out: nothing is ever taken off the list */
+    const bool fits = (size_t)snprintf(made->path, sizeof(made->path), "%s", path) < sizeof(made->path);
+    find_root(made);
+    return made->devices != NULL && made->visible != NULL && fits ? made : NULL;
+}
+
 static struct opened *open_node(const char *path)
 {
     struct stat facts;
-    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    bool writable;
+    const int file = open_file(path, &writable);
     if (file < 0 || fstat(file, &facts) != 0) {
         complain("cannot open the node file %s", path);
         if (file >= 0)
@@ -165,36 +239,20 @@ static struct opened *open_node(const char *path)
     struct opened *found = mock.all;
     while (found != NULL && (found->device != facts.st_dev || found->inode != facts.st_ino))
         found = found->next;
-    const struct mock_node *node = found != NULL ? found->node : map_node(file, &facts, path);
+    struct mock_node *node = found != NULL ? found->node : map_node(file, &facts, path, writable);
     close(file);
     if (found != NULL || node == NULL)
         return found;
-    struct opened *made = calloc(1, sizeof(*made));
-    if (made == NULL)
-        return NULL;
-    *made = (struct opened){.next = mock.all, .node = node, .device = facts.st_dev, .inode = facts.st_ino};
-    made->devices = calloc((size_t)node->gpu_count + 1, sizeof(*made->devices));
-    made->visible = calloc((size_t)node->gpu_count + 1, sizeof(*made->visible));
-    mock.all = made; /* kept even where memory ran out: nothing is ever taken off the list */
-    return made->devices != NULL && made->visible != NULL ? made : NULL;
+    return remember(node, &facts, path, writable);
 }
 
-/* Where this process looks for device nodes: set, or the dev folder of the root that holds run/gpudra-mock/node. */
-static bool device_root(const char *node_path, char *out, size_t size)
+/* Where this process looks for device nodes: set, or the dev folder of the node's root. */
+static bool device_root(const struct opened *opened, char *out, size_t size)
 {
     const char *set = getenv("GPUDRA_MOCK_DEV");
     if (set != NULL && *set != '\0')
         return (size_t)snprintf(out, size, "%s", set) < size;
-    char root[PATH_MAX];
-    if ((size_t)snprintf(root, sizeof(root), "%s", node_path) >= sizeof(root))
-        return false;
-    for (int level = 0; level < 3; ++level) {
-        char *slash = strrchr(root, '/');
-        if (slash == NULL)
-            return false;
-        *slash = '\0';
-    }
-    return (size_t)snprintf(out, size, "%s/dev", root) < size;
+    return (size_t)snprintf(out, size, "%s/dev", opened->root) < size;
 }
 
 static bool node_exists(const char *root, int64_t minor)
@@ -207,16 +265,19 @@ static bool node_exists(const char *root, int64_t minor)
            stat(path, &facts) == 0;
 }
 
-static nvmlReturn_t see_devices(struct opened *opened, const char *path)
+static nvmlReturn_t see_devices(struct opened *opened)
 {
     char root[PATH_MAX];
-    if (!device_root(path, root, sizeof(root)))
+    if (!device_root(opened, root, sizeof(root)))
         return NVML_ERROR_LIBRARY_NOT_FOUND;
     mock.current = opened;
+    opened->driver_generation = __atomic_load_n(&opened->node->driver_generation, __ATOMIC_RELAXED);
     opened->visible_count = 0;
     for (unsigned int i = 0; i < (unsigned int)opened->node->gpu_count; ++i) {
         opened->devices[i].position = i;
-        if (node_exists(root, gpu_at(i)->minor))
+        opened->devices[i].plugged = __atomic_load_n(&gpu_at(i)->plugged, __ATOMIC_RELAXED);
+        const bool plugged = __atomic_load_n(&gpu_at(i)->state, __ATOMIC_RELAXED) != UNPLUGGED;
+        if (plugged && node_exists(root, gpu_at(i)->minor))
             opened->visible[opened->visible_count++] = i;
     }
     return NVML_SUCCESS;
@@ -239,24 +300,28 @@ static nvmlReturn_t load(void)
     const char *trace = getenv("GPUDRA_MOCK_TRACE");
     if (mock.trace < 0 && trace != NULL && *trace != '\0')
         mock.trace = open(trace, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    return see_devices(opened, path);
+    return see_devices(opened);
 }
 
-static bool driver_loaded(void)
+/* Whether a session of this process has a driver under it. */
+static nvmlReturn_t driver_state(void)
 {
-    return __atomic_load_n(&mock_node()->driver_loaded, __ATOMIC_RELAXED) != 0;
+    const struct mock_node *node = mock_node();
+    if (__atomic_load_n(&node->driver_loaded, __ATOMIC_RELAXED) == 0 ||
+        __atomic_load_n(&node->driver_generation, __ATOMIC_RELAXED) != mock.current->driver_generation)
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    const bool mismatch = __atomic_load_n(&node->version_mismatch, __ATOMIC_RELAXED) == 1;
+    return mismatch ? NVML_ERROR_LIB_RM_VERSION_MISMATCH : NVML_SUCCESS;
 }
-
-static nvmlReturn_t rule(const char *function, nvmlDevice_t device, bool for_one_gpu);
 
 nvmlReturn_t mock_open(const char *function)
 {
     pthread_mutex_lock(&mock.lock);
     nvmlReturn_t result = mock.references == 0 ? load() : NVML_SUCCESS;
-    if (result == NVML_SUCCESS && !driver_loaded())
-        result = NVML_ERROR_DRIVER_NOT_LOADED;
     if (result == NVML_SUCCESS)
-        result = rule(function, NULL, false);
+        result = driver_state();
+    if (result == NVML_SUCCESS)
+        result = mock_rule(function, NULL, false);
     if (result == NVML_SUCCESS)
         __atomic_add_fetch(&mock.references, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&mock.lock);
@@ -266,61 +331,43 @@ nvmlReturn_t mock_open(const char *function)
 nvmlReturn_t mock_close(void)
 {
     pthread_mutex_lock(&mock.lock);
-    nvmlReturn_t result = mock.references > 0 ? rule("nvmlShutdown", NULL, false) : NVML_ERROR_UNINITIALIZED;
+    nvmlReturn_t result = mock.references > 0 ? mock_rule("nvmlShutdown", NULL, false) : NVML_ERROR_UNINITIALIZED;
     if (result == NVML_SUCCESS)
         __atomic_sub_fetch(&mock.references, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&mock.lock);
     return result;
 }
 
-static void pause_for(int64_t milliseconds)
-{
-    struct timespec left = {milliseconds / 1000, (milliseconds % 1000) * 1000000};
-    while (nanosleep(&left, &left) != 0 && errno == EINTR)
-        continue;
-}
-
-/* Serves the delay of a rule; one of -1 lasts until the rule is taken away. */
-static void serve_delay(const struct mock_rule *entry)
-{
-    const int64_t delay = entry->delay_ms;
-    if (delay > 0)
-        pause_for(delay);
-    while (delay < 0 && __atomic_load_n(&entry->function[0], __ATOMIC_RELAXED) != 0)
-        pause_for(10);
-}
-
-/* The first rule for a function that fits; ``for_one_gpu`` leaves out those that are about all GPUs. */
-static nvmlReturn_t rule(const char *function, nvmlDevice_t device, bool for_one_gpu)
-{
-    const struct mock_node *node = mock_node();
-    const struct mock_rule *rules = (const struct mock_rule *)((const char *)node + node->rule_offset);
-    unsigned int position = 0;
-    const bool about_gpu = position_of(device, &position);
-    const int64_t count = __atomic_load_n(&node->rule_count, __ATOMIC_ACQUIRE);
-    for (int64_t i = 0; i < count && i < node->rule_capacity; ++i) {
-        const struct mock_rule *entry = &rules[i];
-        if (__atomic_load_n(&entry->function[0], __ATOMIC_RELAXED) == 0 ||
-            strncmp((const char *)entry->function, function, sizeof(entry->function)) != 0)
-            continue;
-        if (entry->gpu < 0 ? for_one_gpu : !about_gpu || entry->gpu != (int64_t)position)
-            continue;
-        const int64_t code = entry->code;
-        serve_delay(entry);
-        if (code >= 0)
-            return (nvmlReturn_t)code;
-    }
-    return NVML_SUCCESS;
-}
-
 static void trace(const char *function, nvmlDevice_t device)
 {
     char line[128];
     unsigned int position = 0;
-    const int about = position_of(device, &position) ? (int)position : -1;
+    const int about = mock_position(device, &position) ? (int)position : -1;
     const int length = snprintf(line, sizeof(line), "%s %d\n", function, about);
     if (write(mock.trace, line, (size_t)length) != length)
         complain("%s is missing in the trace, which cannot be written", function);
+}
+
+/* A handle of the wrong kind is INVALID_ARGUMENT, but a call about GPUs that gets a MIG device is NOT_SUPPORTED. */
+static nvmlReturn_t check_handle(enum mock_kind kind, nvmlDevice_t device)
+{
+    unsigned int position;
+    struct mock_instance instance;
+    const bool gpu = position_of(device, &position);
+    switch (kind) {
+    case MOCK_DEVICE:
+        if (gpu)
+            return NVML_SUCCESS;
+        return mock_instance(device, MOCK_MIG_DEVICE, &instance) ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
+    case MOCK_ANY_DEVICE:
+        return gpu || mock_instance(device, MOCK_MIG_DEVICE, &instance) ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    case MOCK_MIG_DEVICE:
+    case MOCK_GPU_INSTANCE:
+    case MOCK_COMPUTE_INSTANCE:
+        return mock_instance(device, kind, &instance) ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    default:
+        return NVML_SUCCESS;
+    }
 }
 
 nvmlReturn_t mock_enter(const char *function, enum mock_kind kind, nvmlDevice_t device)
@@ -331,21 +378,18 @@ nvmlReturn_t mock_enter(const char *function, enum mock_kind kind, nvmlDevice_t 
         return NVML_ERROR_UNINITIALIZED;
     if (mock.trace >= 0)
         trace(function, device);
-    if (!driver_loaded())
-        return NVML_ERROR_DRIVER_NOT_LOADED;
-    const struct mock_gpu *gpu = kind == MOCK_DEVICE ? mock_gpu(device) : NULL;
-    if (kind == MOCK_DEVICE && gpu == NULL)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    const nvmlReturn_t ruled = rule(function, device, false);
-    if (ruled != NVML_SUCCESS)
-        return ruled;
-    return gpu != NULL && mock_lost(gpu) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    nvmlReturn_t early = driver_state();
+    if (early == NVML_SUCCESS)
+        early = check_handle(kind, device);
+    if (early == NVML_SUCCESS)
+        early = mock_rule(function, device, false);
+    if (early != NVML_SUCCESS || kind == MOCK_INITIALISED)
+        return early;
+    return mock_presence(device);
 }
 
 nvmlReturn_t mock_reach(const char *function, nvmlDevice_t found)
 {
-    const nvmlReturn_t ruled = rule(function, found, true);
-    if (ruled != NVML_SUCCESS)
-        return ruled;
-    return mock_lost(mock_gpu(found)) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    const nvmlReturn_t ruled = mock_rule(function, found, true);
+    return ruled != NVML_SUCCESS ? ruled : mock_presence(found);
 }

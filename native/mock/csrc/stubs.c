@@ -225,7 +225,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvml
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAttributes_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAttributes_v2", MOCK_MIG_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAttributes_v2(device, attributes) : early;
 }
 
@@ -285,7 +285,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetName(nvmlDevice_t device, char *name, u
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetName", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetName", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetName(device, name, length) : early;
 }
 
@@ -295,7 +295,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandTyp
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *type)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBrand", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBrand", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetBrand(device, type) : early;
 }
 
@@ -305,7 +305,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetIndex", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetIndex", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetIndex(device, index) : early;
 }
 
@@ -315,7 +315,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSerial(nvmlDevice_t device, char *seria
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSerial", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSerial", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSerial(device, serial, length) : early;
 }
 
@@ -325,7 +325,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetModuleId(nvmlDevice_t device, unsigned 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetModuleId(nvmlDevice_t device, unsigned int *moduleId)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetModuleId", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetModuleId", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetModuleId(device, moduleId) : early;
 }
 
@@ -335,7 +335,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t *c2cModeInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetC2cModeInfoV", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetC2cModeInfoV", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetC2cModeInfoV(device, c2cModeInfo) : early;
 }
 
@@ -345,7 +345,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int nodeSetSize, unsigned long *nodeSet, nvmlAffinityScope_t scope)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryAffinity", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryAffinity", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMemoryAffinity(device, nodeSetSize, nodeSet, scope) : early;
 }
 
@@ -355,7 +355,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int cpuSetSize, unsigned long *cpuSet, nvmlAffinityScope_t scope)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCpuAffinityWithinScope", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCpuAffinityWithinScope", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCpuAffinityWithinScope(device, cpuSetSize, cpuSet, scope) : early;
 }
 
@@ -365,7 +365,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int cpuSetSize, unsigned long *cpuSet)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCpuAffinity", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCpuAffinity", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCpuAffinity(device, cpuSetSize, cpuSet) : early;
 }
 
@@ -375,7 +375,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetCpuAffinity(nvmlDevice_t device)
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetCpuAffinity(nvmlDevice_t device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetCpuAffinity", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetCpuAffinity", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetCpuAffinity(device) : early;
 }
 
@@ -385,7 +385,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceClearCpuAffinity(nvmlDevice_t device)
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceClearCpuAffinity(nvmlDevice_t device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceClearCpuAffinity", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceClearCpuAffinity", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceClearCpuAffinity(device) : early;
 }
 
@@ -395,7 +395,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigne
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNumaNodeId", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNumaNodeId", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNumaNodeId(device, node) : early;
 }
 
@@ -405,7 +405,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAddressingMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAddressingMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAddressingMode(device, mode) : early;
 }
 
@@ -415,7 +415,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlR
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_t *repairStatus)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRepairStatus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRepairStatus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetRepairStatus(device, repairStatus) : early;
 }
 
@@ -425,7 +425,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetUnrepairableMemoryFlag_v1(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetUnrepairableMemoryFlag_v1(nvmlDevice_t device, nvmlUnrepairableMemoryStatus_v1_t *unrepairableMemoryStatus)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetUnrepairableMemoryFlag_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetUnrepairableMemoryFlag_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetUnrepairableMemoryFlag_v1(device, unrepairableMemoryStatus) : early;
 }
 
@@ -435,7 +435,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device1, nvmlDevice_t device2, nvmlGpuTopologyLevel_t *pathInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTopologyCommonAncestor", MOCK_DEVICE, device1);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTopologyCommonAncestor", MOCK_DEVICE, (nvmlDevice_t)device1);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetTopologyCommonAncestor(device1, device2, pathInfo) : early;
 }
 
@@ -445,7 +445,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level, unsigned int *count, nvmlDevice_t *deviceArray)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTopologyNearestGpus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTopologyNearestGpus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetTopologyNearestGpus(device, level, count, deviceArray) : early;
 }
 
@@ -455,7 +455,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetP2PStatus(nvmlDevice_t device1, nvmlDev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device1, nvmlDevice_t device2, nvmlGpuP2PCapsIndex_t p2pIndex, nvmlGpuP2PStatus_t *p2pStatus)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetP2PStatus", MOCK_DEVICE, device1);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetP2PStatus", MOCK_DEVICE, (nvmlDevice_t)device1);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetP2PStatus(device1, device2, p2pIndex, p2pStatus) : early;
 }
 
@@ -465,7 +465,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, u
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetUUID", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetUUID", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetUUID(device, uuid, length) : early;
 }
 
@@ -475,7 +475,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minorNumber)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMinorNumber", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMinorNumber", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMinorNumber(device, minorNumber) : early;
 }
 
@@ -485,7 +485,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, ch
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *partNumber, unsigned int length)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBoardPartNumber", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBoardPartNumber", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetBoardPartNumber(device, partNumber, length) : early;
 }
 
@@ -495,7 +495,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetInforomVersion(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, nvmlInforomObject_t object, char *version, unsigned int length)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetInforomVersion", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetInforomVersion", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetInforomVersion(device, object, version, length) : early;
 }
 
@@ -505,7 +505,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetInforomImageVersion(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetInforomImageVersion(nvmlDevice_t device, char *version, unsigned int length)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetInforomImageVersion", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetInforomImageVersion", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetInforomImageVersion(device, version, length) : early;
 }
 
@@ -515,7 +515,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetInforomConfigurationChecksum(nvmlDevice
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetInforomConfigurationChecksum(nvmlDevice_t device, unsigned int *checksum)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetInforomConfigurationChecksum", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetInforomConfigurationChecksum", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetInforomConfigurationChecksum(device, checksum) : early;
 }
 
@@ -525,7 +525,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceValidateInforom(nvmlDevice_t device)
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceValidateInforom(nvmlDevice_t device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceValidateInforom", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceValidateInforom", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceValidateInforom(device) : early;
 }
 
@@ -535,7 +535,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetLastBBXFlushTime(nvmlDevice_t device, u
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetLastBBXFlushTime(nvmlDevice_t device, unsigned long long *timestamp, unsigned long *durationUs)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetLastBBXFlushTime", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetLastBBXFlushTime", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetLastBBXFlushTime(device, timestamp, durationUs) : early;
 }
 
@@ -545,7 +545,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetBBXTimeData_v1(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetBBXTimeData_v1(nvmlDevice_t device, nvmlBBXTimeData_v1_t *timeData)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBBXTimeData_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBBXTimeData_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetBBXTimeData_v1(device, timeData) : early;
 }
 
@@ -555,7 +555,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuUptime_v1(nvmlDevice_t device, nvmlG
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuUptime_v1(nvmlDevice_t device, nvmlGpuUptime_v1_t *uptime)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuUptime_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuUptime_v1", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuUptime_v1(device, uptime) : early;
 }
 
@@ -565,7 +565,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEn
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableState_t *display)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDisplayMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDisplayMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDisplayMode(device, display) : early;
 }
 
@@ -575,7 +575,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvml
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState_t *isActive)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDisplayActive", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDisplayActive", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDisplayActive(device, isActive) : early;
 }
 
@@ -585,7 +585,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPersistenceMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPersistenceMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPersistenceMode(device, mode) : early;
 }
 
@@ -595,7 +595,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPci
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPciInfoExt", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPciInfoExt", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPciInfoExt(device, pci) : early;
 }
 
@@ -605,7 +605,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPci
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPciInfo_v3", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPciInfo_v3", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPciInfo_v3(device, pci) : early;
 }
 
@@ -615,7 +615,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t device, unsigned int *maxLinkGen)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxPcieLinkGeneration", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxPcieLinkGeneration", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMaxPcieLinkGeneration(device, maxLinkGen) : early;
 }
 
@@ -625,7 +625,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuMaxPcieLinkGeneration(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuMaxPcieLinkGeneration(nvmlDevice_t device, unsigned int *maxLinkGenDevice)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuMaxPcieLinkGeneration", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuMaxPcieLinkGeneration", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuMaxPcieLinkGeneration(device, maxLinkGenDevice) : early;
 }
 
@@ -635,7 +635,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t device, u
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t device, unsigned int *maxLinkWidth)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxPcieLinkWidth", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxPcieLinkWidth", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMaxPcieLinkWidth(device, maxLinkWidth) : early;
 }
 
@@ -645,7 +645,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t device, unsigned int *currLinkGen)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrPcieLinkGeneration", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrPcieLinkGeneration", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCurrPcieLinkGeneration(device, currLinkGen) : early;
 }
 
@@ -655,7 +655,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t device, unsigned int *currLinkWidth)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrPcieLinkWidth", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrPcieLinkWidth", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCurrPcieLinkWidth(device, currLinkWidth) : early;
 }
 
@@ -665,7 +665,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounter_t counter, unsigned int *value)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPcieThroughput", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPcieThroughput", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPcieThroughput(device, counter, value) : early;
 }
 
@@ -675,7 +675,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, unsigned int *value)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPcieReplayCounter", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPcieReplayCounter", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPcieReplayCounter(device, value) : early;
 }
 
@@ -685,7 +685,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlCloc
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetClockInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetClockInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetClockInfo(device, type, clock) : early;
 }
 
@@ -695,7 +695,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlC
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxClockInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxClockInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMaxClockInfo(device, type, clock) : early;
 }
 
@@ -705,7 +705,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpcClkVfOffset(nvmlDevice_t device, int
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpcClkVfOffset(nvmlDevice_t device, int *offset)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpcClkVfOffset", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpcClkVfOffset", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpcClkVfOffset(device, offset) : early;
 }
 
@@ -715,7 +715,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetApplicationsClock(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t clockType, unsigned int *clockMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetApplicationsClock", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetApplicationsClock", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetApplicationsClock(device, clockType, clockMHz) : early;
 }
 
@@ -725,7 +725,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t device, nvmlClockType_t clockType, unsigned int *clockMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDefaultApplicationsClock", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDefaultApplicationsClock", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDefaultApplicationsClock(device, clockType, clockMHz) : early;
 }
 
@@ -735,7 +735,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockTyp
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t clockType, nvmlClockId_t clockId, unsigned int *clockMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetClock", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetClock", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetClock(device, clockType, clockId, clockMHz) : early;
 }
 
@@ -745,7 +745,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, nvmlClockType_t clockType, unsigned int *clockMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxCustomerBoostClock", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxCustomerBoostClock", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMaxCustomerBoostClock(device, clockType, clockMHz) : early;
 }
 
@@ -755,7 +755,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t device, unsigned int *count, unsigned int *clocksMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedMemoryClocks", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedMemoryClocks", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSupportedMemoryClocks(device, count, clocksMHz) : early;
 }
 
@@ -765,7 +765,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t de
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsigned int memoryClockMHz, unsigned int *count, unsigned int *clocksMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedGraphicsClocks", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedGraphicsClocks", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSupportedGraphicsClocks(device, memoryClockMHz, count, clocksMHz) : early;
 }
 
@@ -775,7 +775,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAutoBoostedClocksEnabled(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAutoBoostedClocksEnabled(nvmlDevice_t device, nvmlEnableState_t *isEnabled, nvmlEnableState_t *defaultIsEnabled)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAutoBoostedClocksEnabled", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAutoBoostedClocksEnabled", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAutoBoostedClocksEnabled(device, isEnabled, defaultIsEnabled) : early;
 }
 
@@ -785,7 +785,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *speed)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFanSpeed", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFanSpeed", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetFanSpeed(device, speed) : early;
 }
 
@@ -795,7 +795,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned int fan, unsigned int *speed)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFanSpeed_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFanSpeed_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetFanSpeed_v2(device, fan, speed) : early;
 }
 
@@ -805,7 +805,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetFanSpeedRPM(nvmlDevice_t device, nvmlFa
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetFanSpeedRPM(nvmlDevice_t device, nvmlFanSpeedInfo_t *fanSpeed)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFanSpeedRPM", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFanSpeedRPM", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetFanSpeedRPM(device, fanSpeed) : early;
 }
 
@@ -815,7 +815,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetTargetFanSpeed(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetTargetFanSpeed(nvmlDevice_t device, unsigned int fan, unsigned int *targetSpeed)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTargetFanSpeed", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTargetFanSpeed", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetTargetFanSpeed(device, fan, targetSpeed) : early;
 }
 
@@ -825,7 +825,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMinMaxFanSpeed(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMinMaxFanSpeed(nvmlDevice_t device, unsigned int *minSpeed, unsigned int *maxSpeed)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMinMaxFanSpeed", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMinMaxFanSpeed", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMinMaxFanSpeed(device, minSpeed, maxSpeed) : early;
 }
 
@@ -835,7 +835,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetFanControlPolicy_v2(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetFanControlPolicy_v2(nvmlDevice_t device, unsigned int fan, nvmlFanControlPolicy_t *policy)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFanControlPolicy_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFanControlPolicy_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetFanControlPolicy_v2(device, fan, policy) : early;
 }
 
@@ -845,7 +845,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNumFans(nvmlDevice_t device, unsigned i
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNumFans(nvmlDevice_t device, unsigned int *numFans)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNumFans", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNumFans", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNumFans(device, numFans) : early;
 }
 
@@ -855,7 +855,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTe
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensorType, unsigned int *temp)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTemperature", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTemperature", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetTemperature(device, sensorType, temp) : early;
 }
 
@@ -865,7 +865,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCoolerInfo(nvmlDevice_t device, nvmlCoo
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCoolerInfo(nvmlDevice_t device, nvmlCoolerInfo_t *coolerInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCoolerInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCoolerInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCoolerInfo(device, coolerInfo) : early;
 }
 
@@ -875,7 +875,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlT
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTemperatureV", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTemperatureV", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetTemperatureV(device, temperature) : early;
 }
 
@@ -885,7 +885,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetTemperatureThreshold(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperatureThresholds_t thresholdType, unsigned int *temp)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTemperatureThreshold", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTemperatureThreshold", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetTemperatureThreshold(device, thresholdType, temp) : early;
 }
 
@@ -895,7 +895,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMarginTemperature(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperature_t *marginTempInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMarginTemperature", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMarginTemperature", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMarginTemperature(device, marginTempInfo) : early;
 }
 
@@ -905,7 +905,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetThermalSettings(nvmlDevice_t device, un
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetThermalSettings(nvmlDevice_t device, unsigned int sensorIndex, nvmlGpuThermalSettings_t *pThermalSettings)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetThermalSettings", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetThermalSettings", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetThermalSettings(device, sensorIndex, pThermalSettings) : early;
 }
 
@@ -915,7 +915,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPerformanceState(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, nvmlPstates_t *pState)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPerformanceState", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPerformanceState", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPerformanceState(device, pState) : early;
 }
 
@@ -925,7 +925,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *clocksEventReasons)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrentClocksEventReasons", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrentClocksEventReasons", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCurrentClocksEventReasons(device, clocksEventReasons) : early;
 }
 
@@ -935,7 +935,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *clocksThrottleReasons)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrentClocksThrottleReasons", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrentClocksThrottleReasons", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCurrentClocksThrottleReasons(device, clocksThrottleReasons) : early;
 }
 
@@ -945,7 +945,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device, unsigned long long *supportedClocksEventReasons)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedClocksEventReasons", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedClocksEventReasons", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSupportedClocksEventReasons(device, supportedClocksEventReasons) : early;
 }
 
@@ -955,7 +955,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, unsigned long long *supportedClocksThrottleReasons)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedClocksThrottleReasons", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedClocksThrottleReasons", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSupportedClocksThrottleReasons(device, supportedClocksThrottleReasons) : early;
 }
 
@@ -965,7 +965,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPowerState(nvmlDevice_t device, nvmlPst
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, nvmlPstates_t *pState)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerState", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerState", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPowerState(device, pState) : early;
 }
 
@@ -975,7 +975,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamicPstatesInfo_t *pDynamicPstatesInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDynamicPstatesInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDynamicPstatesInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDynamicPstatesInfo(device, pDynamicPstatesInfo) : early;
 }
 
@@ -985,7 +985,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMemClkVfOffset(nvmlDevice_t device, int
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMemClkVfOffset(nvmlDevice_t device, int *offset)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemClkVfOffset", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemClkVfOffset", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMemClkVfOffset(device, offset) : early;
 }
 
@@ -995,7 +995,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMinMaxClockOfPState(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMinMaxClockOfPState(nvmlDevice_t device, nvmlClockType_t type, nvmlPstates_t pstate, unsigned int *minClockMHz, unsigned int *maxClockMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMinMaxClockOfPState", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMinMaxClockOfPState", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMinMaxClockOfPState(device, type, pstate, minClockMHz, maxClockMHz) : early;
 }
 
@@ -1005,7 +1005,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSupportedPerformanceStates(nvmlDevice_t
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSupportedPerformanceStates(nvmlDevice_t device, nvmlPstates_t *pstates, unsigned int size)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedPerformanceStates", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedPerformanceStates", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSupportedPerformanceStates(device, pstates, size) : early;
 }
 
@@ -1015,7 +1015,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpcClkMinMaxVfOffset(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpcClkMinMaxVfOffset(nvmlDevice_t device, int *minOffset, int *maxOffset)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpcClkMinMaxVfOffset", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpcClkMinMaxVfOffset", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpcClkMinMaxVfOffset(device, minOffset, maxOffset) : early;
 }
 
@@ -1025,7 +1025,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMemClkMinMaxVfOffset(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMemClkMinMaxVfOffset(nvmlDevice_t device, int *minOffset, int *maxOffset)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemClkMinMaxVfOffset", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemClkMinMaxVfOffset", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMemClkMinMaxVfOffset(device, minOffset, maxOffset) : early;
 }
 
@@ -1035,7 +1035,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetClockOffsets(nvmlDevice_t device, nvmlC
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetClockOffsets(nvmlDevice_t device, nvmlClockOffset_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetClockOffsets", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetClockOffsets", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetClockOffsets(device, info) : early;
 }
 
@@ -1045,7 +1045,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetClockOffsets(nvmlDevice_t device, nvmlC
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetClockOffsets(nvmlDevice_t device, nvmlClockOffset_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetClockOffsets", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetClockOffsets", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetClockOffsets(device, info) : early;
 }
 
@@ -1055,7 +1055,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPerformanceModes(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPerformanceModes(nvmlDevice_t device, nvmlDevicePerfModes_t *perfModes)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPerformanceModes", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPerformanceModes", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPerformanceModes(device, perfModes) : early;
 }
 
@@ -1065,7 +1065,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCurrentClockFreqs(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCurrentClockFreqs(nvmlDevice_t device, nvmlDeviceCurrentClockFreqs_t *currentClockFreqs)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrentClockFreqs", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCurrentClockFreqs", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCurrentClockFreqs(device, currentClockFreqs) : early;
 }
 
@@ -1075,7 +1075,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPowerManagementMode(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerManagementMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerManagementMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPowerManagementMode(device, mode) : early;
 }
 
@@ -1085,7 +1085,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPowerManagementLimit(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, unsigned int *limit)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerManagementLimit", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerManagementLimit", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPowerManagementLimit(device, limit) : early;
 }
 
@@ -1095,7 +1095,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPowerManagementLimitConstraints(nvmlDev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *minLimit, unsigned int *maxLimit)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerManagementLimitConstraints", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerManagementLimitConstraints", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPowerManagementLimitConstraints(device, minLimit, maxLimit) : early;
 }
 
@@ -1105,7 +1105,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPowerManagementDefaultLimit(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementDefaultLimit(nvmlDevice_t device, unsigned int *defaultLimit)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerManagementDefaultLimit", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerManagementDefaultLimit", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPowerManagementDefaultLimit(device, defaultLimit) : early;
 }
 
@@ -1115,7 +1115,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigne
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *power)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerUsage", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerUsage", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPowerUsage(device, power) : early;
 }
 
@@ -1125,7 +1125,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPowerMizerMode_v1(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPowerMizerMode_v1(nvmlDevice_t device, nvmlDevicePowerMizerModes_v1_t *powerMizerMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerMizerMode_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerMizerMode_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPowerMizerMode_v1(device, powerMizerMode) : early;
 }
 
@@ -1135,7 +1135,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetPowerMizerMode_v1(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetPowerMizerMode_v1(nvmlDevice_t device, nvmlDevicePowerMizerModes_v1_t *powerMizerMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetPowerMizerMode_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetPowerMizerMode_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetPowerMizerMode_v1(device, powerMizerMode) : early;
 }
 
@@ -1145,7 +1145,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *energy)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTotalEnergyConsumption", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTotalEnergyConsumption", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetTotalEnergyConsumption(device, energy) : early;
 }
 
@@ -1155,7 +1155,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *limit)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEnforcedPowerLimit", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEnforcedPowerLimit", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetEnforcedPowerLimit(device, limit) : early;
 }
 
@@ -1165,7 +1165,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetAdaptiveTgpMode_v1(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetAdaptiveTgpMode_v1(nvmlDevice_t device, nvmlEnableState_t mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetAdaptiveTgpMode_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetAdaptiveTgpMode_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetAdaptiveTgpMode_v1(device, mode) : early;
 }
 
@@ -1175,7 +1175,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAdaptiveTgpModeInfo_v1(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAdaptiveTgpModeInfo_v1(nvmlDevice_t device, nvmlAdaptiveTgpModeInfo_v1_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAdaptiveTgpModeInfo_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAdaptiveTgpModeInfo_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAdaptiveTgpModeInfo_v1(device, info) : early;
 }
 
@@ -1185,7 +1185,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuOperationMode(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuOperationMode(nvmlDevice_t device, nvmlGpuOperationMode_t *current, nvmlGpuOperationMode_t *pending)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuOperationMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuOperationMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuOperationMode(device, current, pending) : early;
 }
 
@@ -1195,7 +1195,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMem
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryInfo", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMemoryInfo(device, memory) : early;
 }
 
@@ -1205,7 +1205,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvml
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryInfo_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryInfo_v2", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMemoryInfo_v2(device, memory) : early;
 }
 
@@ -1215,7 +1215,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetMemoryLimits_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetMemoryLimits_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetMemoryLimits_v1(device, limits) : early;
 }
 
@@ -1225,7 +1225,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryLimits_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryLimits_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMemoryLimits_v1(device, limits) : early;
 }
 
@@ -1235,7 +1235,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlCo
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeMode", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetComputeMode(device, mode) : early;
 }
 
@@ -1245,7 +1245,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCudaComputeCapability", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCudaComputeCapability", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCudaComputeCapability(device, major, minor) : early;
 }
 
@@ -1255,7 +1255,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDramEncryptionMode(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDramEncryptionMode(nvmlDevice_t device, nvmlDramEncryptionInfo_t *current, nvmlDramEncryptionInfo_t *pending)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDramEncryptionMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDramEncryptionMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDramEncryptionMode(device, current, pending) : early;
 }
 
@@ -1265,7 +1265,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetDramEncryptionMode(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetDramEncryptionMode(nvmlDevice_t device, const nvmlDramEncryptionInfo_t *dramEncryption)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetDramEncryptionMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetDramEncryptionMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetDramEncryptionMode(device, dramEncryption) : early;
 }
 
@@ -1275,7 +1275,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnable
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEccMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEccMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetEccMode(device, current, pending) : early;
 }
 
@@ -1285,7 +1285,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableState_t *defaultMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDefaultEccMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDefaultEccMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDefaultEccMode(device, defaultMode) : early;
 }
 
@@ -1295,7 +1295,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned i
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned int *boardId)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBoardId", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBoardId", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetBoardId(device, boardId) : early;
 }
 
@@ -1305,7 +1305,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMultiGpuBoard(nvmlDevice_t device, unsi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMultiGpuBoard(nvmlDevice_t device, unsigned int *multiGpuBool)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMultiGpuBoard", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMultiGpuBoard", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMultiGpuBoard(device, multiGpuBool) : early;
 }
 
@@ -1315,7 +1315,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t errorType, nvmlEccCounterType_t counterType, unsigned long long *eccCounts)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTotalEccErrors", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetTotalEccErrors", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetTotalEccErrors(device, errorType, counterType, eccCounts) : early;
 }
 
@@ -1325,7 +1325,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t errorType, nvmlEccCounterType_t counterType, nvmlEccErrorCounts_t *eccCounts)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDetailedEccErrors", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDetailedEccErrors", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDetailedEccErrors(device, errorType, counterType, eccCounts) : early;
 }
 
@@ -1335,7 +1335,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t errorType, nvmlEccCounterType_t counterType, nvmlMemoryLocation_t locationType, unsigned long long *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryErrorCounter", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryErrorCounter", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMemoryErrorCounter(device, errorType, counterType, locationType, count) : early;
 }
 
@@ -1345,7 +1345,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetUtilizationRates(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetUtilizationRates", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetUtilizationRates", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetUtilizationRates(device, utilization) : early;
 }
 
@@ -1355,7 +1355,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetEncoderUtilization(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *utilization, unsigned int *samplingPeriodUs)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEncoderUtilization", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEncoderUtilization", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetEncoderUtilization(device, utilization, samplingPeriodUs) : early;
 }
 
@@ -1365,7 +1365,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetEncoderCapacity(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetEncoderCapacity(nvmlDevice_t device, nvmlEncoderType_t encoderQueryType, unsigned int *encoderCapacity)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEncoderCapacity", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEncoderCapacity", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetEncoderCapacity(device, encoderQueryType, encoderCapacity) : early;
 }
 
@@ -1375,7 +1375,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsig
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned int *sessionCount, unsigned int *averageFps, unsigned int *averageLatency)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEncoderStats", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEncoderStats", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetEncoderStats(device, sessionCount, averageFps, averageLatency) : early;
 }
 
@@ -1385,7 +1385,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetEncoderSessions(nvmlDevice_t device, un
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetEncoderSessions(nvmlDevice_t device, unsigned int *sessionCount, nvmlEncoderSessionInfo_t *sessionInfos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEncoderSessions", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetEncoderSessions", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetEncoderSessions(device, sessionCount, sessionInfos) : early;
 }
 
@@ -1395,7 +1395,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDecoderUtilization(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *utilization, unsigned int *samplingPeriodUs)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDecoderUtilization", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDecoderUtilization", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDecoderUtilization(device, utilization, samplingPeriodUs) : early;
 }
 
@@ -1405,7 +1405,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetJpgUtilization(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetJpgUtilization(nvmlDevice_t device, unsigned int *utilization, unsigned int *samplingPeriodUs)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetJpgUtilization", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetJpgUtilization", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetJpgUtilization(device, utilization, samplingPeriodUs) : early;
 }
 
@@ -1415,7 +1415,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetOfaUtilization(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned int *utilization, unsigned int *samplingPeriodUs)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetOfaUtilization", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetOfaUtilization", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetOfaUtilization(device, utilization, samplingPeriodUs) : early;
 }
 
@@ -1425,7 +1425,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetFBCStats(nvmlDevice_t device, nvmlFBCSt
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetFBCStats(nvmlDevice_t device, nvmlFBCStats_t *fbcStats)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFBCStats", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFBCStats", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetFBCStats(device, fbcStats) : early;
 }
 
@@ -1435,7 +1435,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetFBCSessions(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetFBCSessions(nvmlDevice_t device, unsigned int *sessionCount, nvmlFBCSessionInfo_t *sessionInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFBCSessions", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFBCSessions", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetFBCSessions(device, sessionCount, sessionInfo) : early;
 }
 
@@ -1445,7 +1445,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDriverModel_v2(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDriverModel_v2(nvmlDevice_t device, nvmlDriverModel_t *current, nvmlDriverModel_t *pending)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDriverModel_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDriverModel_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDriverModel_v2(device, current, pending) : early;
 }
 
@@ -1455,7 +1455,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char *version, unsigned int length)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVbiosVersion", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVbiosVersion", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVbiosVersion(device, version, length) : early;
 }
 
@@ -1465,7 +1465,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetBridgeChipInfo(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetBridgeChipInfo(nvmlDevice_t device, nvmlBridgeChipHierarchy_t *bridgeHierarchy)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBridgeChipInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBridgeChipInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetBridgeChipInfo(device, bridgeHierarchy) : early;
 }
 
@@ -1475,7 +1475,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeRunningProcesses_v3", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeRunningProcesses_v3", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetComputeRunningProcesses_v3(device, infoCount, infos) : early;
 }
 
@@ -1485,7 +1485,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGraphicsRunningProcesses_v3", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGraphicsRunningProcesses_v3", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGraphicsRunningProcesses_v3(device, infoCount, infos) : early;
 }
 
@@ -1495,7 +1495,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMPSComputeRunningProcesses_v3", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMPSComputeRunningProcesses_v3", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMPSComputeRunningProcesses_v3(device, infoCount, infos) : early;
 }
 
@@ -1505,7 +1505,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *plist)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRunningProcessDetailList", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRunningProcessDetailList", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetRunningProcessDetailList(device, plist) : early;
 }
 
@@ -1515,7 +1515,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceOnSameBoard(nvmlDevice_t device1, nvmlDevi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t device1, nvmlDevice_t device2, int *onSameBoard)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceOnSameBoard", MOCK_DEVICE, device1);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceOnSameBoard", MOCK_DEVICE, (nvmlDevice_t)device1);
     return early == NVML_SUCCESS ? impl_nvmlDeviceOnSameBoard(device1, device2, onSameBoard) : early;
 }
 
@@ -1525,7 +1525,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAPIRestriction(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAPIRestriction(nvmlDevice_t device, nvmlRestrictedAPI_t apiType, nvmlEnableState_t *isRestricted)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAPIRestriction", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAPIRestriction", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAPIRestriction(device, apiType, isRestricted) : early;
 }
 
@@ -1535,7 +1535,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSampli
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long lastSeenTimeStamp, nvmlValueType_t *sampleValType, unsigned int *sampleCount, nvmlSample_t *samples)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSamples", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSamples", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSamples(device, type, lastSeenTimeStamp, sampleValType, sampleCount, samples) : early;
 }
 
@@ -1545,7 +1545,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1Memory)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBAR1MemoryInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBAR1MemoryInfo", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetBAR1MemoryInfo(device, bar1Memory) : early;
 }
 
@@ -1555,7 +1555,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetViolationStatus(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, nvmlPerfPolicyType_t perfPolicyType, nvmlViolationTime_t *violTime)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetViolationStatus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetViolationStatus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetViolationStatus(device, perfPolicyType, violTime) : early;
 }
 
@@ -1565,7 +1565,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetIrqNum(nvmlDevice_t device, unsigned in
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetIrqNum(nvmlDevice_t device, unsigned int *irqNum)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetIrqNum", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetIrqNum", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetIrqNum(device, irqNum) : early;
 }
 
@@ -1575,7 +1575,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *numCores)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNumGpuCores", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNumGpuCores", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNumGpuCores(device, numCores) : early;
 }
 
@@ -1585,7 +1585,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPowerSource(nvmlDevice_t device, nvmlPo
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPowerSource(nvmlDevice_t device, nvmlPowerSource_t *powerSource)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerSource", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPowerSource", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPowerSource(device, powerSource) : early;
 }
 
@@ -1595,7 +1595,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMemoryBusWidth(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMemoryBusWidth(nvmlDevice_t device, unsigned int *busWidth)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryBusWidth", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMemoryBusWidth", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMemoryBusWidth(device, busWidth) : early;
 }
 
@@ -1605,7 +1605,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPcieLinkMaxSpeed(nvmlDevice_t device, u
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPcieLinkMaxSpeed(nvmlDevice_t device, unsigned int *maxSpeed)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPcieLinkMaxSpeed", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPcieLinkMaxSpeed", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPcieLinkMaxSpeed(device, maxSpeed) : early;
 }
 
@@ -1615,7 +1615,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPcieSpeed(nvmlDevice_t device, unsigned
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPcieSpeed(nvmlDevice_t device, unsigned int *pcieSpeed)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPcieSpeed", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPcieSpeed", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPcieSpeed(device, pcieSpeed) : early;
 }
 
@@ -1625,7 +1625,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAdaptiveClockInfoStatus(nvmlDevice_t de
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAdaptiveClockInfoStatus(nvmlDevice_t device, unsigned int *adaptiveClockStatus)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAdaptiveClockInfoStatus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAdaptiveClockInfoStatus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAdaptiveClockInfoStatus(device, adaptiveClockStatus) : early;
 }
 
@@ -1635,7 +1635,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetBusType(nvmlDevice_t device, nvmlBusTyp
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetBusType(nvmlDevice_t device, nvmlBusType_t *type)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBusType", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBusType", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetBusType(device, type) : early;
 }
 
@@ -1645,7 +1645,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvml
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *gpuFabricInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuFabricInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuFabricInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuFabricInfo(device, gpuFabricInfo) : early;
 }
 
@@ -1655,7 +1655,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *gpuFabricInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuFabricInfoV", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuFabricInfoV", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuFabricInfoV(device, gpuFabricInfo) : early;
 }
 
@@ -1665,7 +1665,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t device, nvmlGpuFabricInfo_v4_t *gpuFabricInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuFabricInfo_v4", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuFabricInfo_v4", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuFabricInfo_v4(device, gpuFabricInfo) : early;
 }
 
@@ -1695,7 +1695,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetConfComputeMemSizeInfo(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetConfComputeMemSizeInfo(nvmlDevice_t device, nvmlConfComputeMemSizeInfo_t *memInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetConfComputeMemSizeInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetConfComputeMemSizeInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetConfComputeMemSizeInfo(device, memInfo) : early;
 }
 
@@ -1715,7 +1715,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetConfComputeProtectedMemoryUsage", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetConfComputeProtectedMemoryUsage", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetConfComputeProtectedMemoryUsage(device, memory) : early;
 }
 
@@ -1725,7 +1725,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetConfComputeGpuCertificate(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetConfComputeGpuCertificate(nvmlDevice_t device, nvmlConfComputeGpuCertificate_t *gpuCert)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetConfComputeGpuCertificate", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetConfComputeGpuCertificate", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetConfComputeGpuCertificate(device, gpuCert) : early;
 }
 
@@ -1735,7 +1735,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetConfComputeGpuAttestationReport(nvmlDev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetConfComputeGpuAttestationReport(nvmlDevice_t device, nvmlConfComputeGpuAttestationReport_t *gpuAtstReport)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetConfComputeGpuAttestationReport", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetConfComputeGpuAttestationReport", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetConfComputeGpuAttestationReport(device, gpuAtstReport) : early;
 }
 
@@ -1755,7 +1755,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetConfComputeUnprotectedMemSize(nvmlDevic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetConfComputeUnprotectedMemSize(nvmlDevice_t device, unsigned long long sizeKiB)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetConfComputeUnprotectedMemSize", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetConfComputeUnprotectedMemSize", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetConfComputeUnprotectedMemSize(device, sizeKiB) : early;
 }
 
@@ -1805,7 +1805,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *version)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGspFirmwareVersion", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGspFirmwareVersion", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGspFirmwareVersion(device, version) : early;
 }
 
@@ -1815,7 +1815,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, un
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *isEnabled, unsigned int *defaultMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGspFirmwareMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGspFirmwareMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGspFirmwareMode(device, isEnabled, defaultMode) : early;
 }
 
@@ -1825,7 +1825,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSramEccErrorStatus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSramEccErrorStatus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSramEccErrorStatus(device, status) : early;
 }
 
@@ -1835,7 +1835,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t de
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, nvmlPowerValue_v2_t *powerValue)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetPowerManagementLimit_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetPowerManagementLimit_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetPowerManagementLimit_v2(device, powerValue) : early;
 }
 
@@ -1845,7 +1845,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAccountingMode(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAccountingMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAccountingMode(device, mode) : early;
 }
 
@@ -1855,7 +1855,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAccountingStats(nvmlDevice_t device, un
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingStats", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingStats", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAccountingStats(device, pid, stats) : early;
 }
 
@@ -1865,7 +1865,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAccountingPids(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingPids", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingPids", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAccountingPids(device, count, pids) : early;
 }
 
@@ -1875,7 +1875,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAccountingBufferSize(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned int *bufferSize)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingBufferSize", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingBufferSize", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAccountingBufferSize(device, bufferSize) : early;
 }
 
@@ -1885,7 +1885,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccountingStats_v2_t *stats)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingStats_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAccountingStats_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAccountingStats_v2(device, stats) : early;
 }
 
@@ -1895,7 +1895,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlP
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *pageCount, unsigned long long *addresses)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRetiredPages", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRetiredPages", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetRetiredPages(device, cause, pageCount, addresses) : early;
 }
 
@@ -1905,7 +1905,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *pageCount, unsigned long long *addresses, unsigned long long *timestamps)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRetiredPages_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRetiredPages_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetRetiredPages_v2(device, cause, pageCount, addresses, timestamps) : early;
 }
 
@@ -1915,7 +1915,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *isPending)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRetiredPagesPendingStatus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRetiredPagesPendingStatus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetRetiredPagesPendingStatus(device, isPending) : early;
 }
 
@@ -1925,7 +1925,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsig
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrRows, unsigned int *uncRows, unsigned int *isPending, unsigned int *failureOccurred)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRemappedRows", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRemappedRows", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetRemappedRows(device, corrRows, uncRows, isPending, failureOccurred) : early;
 }
 
@@ -1935,7 +1935,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *values)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRowRemapperHistogram", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRowRemapperHistogram", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetRowRemapperHistogram(device, values) : early;
 }
 
@@ -1945,7 +1945,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlD
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitecture_t *arch)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetArchitecture", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetArchitecture", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetArchitecture(device, arch) : early;
 }
 
@@ -1955,7 +1955,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetClkMonStatus(nvmlDevice_t device, nvmlC
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetClkMonStatus(nvmlDevice_t device, nvmlClkMonStatus_t *status)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetClkMonStatus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetClkMonStatus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetClkMonStatus(device, status) : early;
 }
 
@@ -1965,7 +1965,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *utilization, unsigned int *processSamplesCount, unsigned long long lastSeenTimeStamp)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetProcessUtilization", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetProcessUtilization", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetProcessUtilization(device, utilization, processSamplesCount, lastSeenTimeStamp) : early;
 }
 
@@ -1975,7 +1975,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *procesesUtilInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetProcessesUtilizationInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetProcessesUtilizationInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetProcessesUtilizationInfo(device, procesesUtilInfo) : early;
 }
 
@@ -1985,7 +1985,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPlatformInfo(nvmlDevice_t device, nvmlP
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPlatformInfo(nvmlDevice_t device, nvmlPlatformInfo_t *platformInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPlatformInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPlatformInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPlatformInfo(device, platformInfo) : early;
 }
 
@@ -1995,7 +1995,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_t *pdi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_t *pdi)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPdi", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPdi", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPdi(device, pdi) : early;
 }
 
@@ -2005,7 +2005,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetHostname_v1(nvmlDevice_t device, nvmlHo
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetHostname_v1(nvmlDevice_t device, nvmlHostname_v1_t *hostname)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetHostname_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetHostname_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetHostname_v1(device, hostname) : early;
 }
 
@@ -2015,7 +2015,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetHostname_v1(nvmlDevice_t device, nvmlHo
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetHostname_v1(nvmlDevice_t device, nvmlHostname_v1_t *hostname)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetHostname_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetHostname_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetHostname_v1(device, hostname) : early;
 }
 
@@ -2025,7 +2025,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDevicePerfMetricsGetSamples_v1(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDevicePerfMetricsGetSamples_v1(nvmlDevice_t device, nvmlPerfMetricsSamples_v1_t *samples)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDevicePerfMetricsGetSamples_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDevicePerfMetricsGetSamples_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDevicePerfMetricsGetSamples_v1(device, samples) : early;
 }
 
@@ -2045,7 +2045,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetPersistenceMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetPersistenceMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetPersistenceMode(device, mode) : early;
 }
 
@@ -2055,7 +2055,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlCo
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetComputeMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetComputeMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetComputeMode(device, mode) : early;
 }
 
@@ -2065,7 +2065,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetEccMode(nvmlDevice_t device, nvmlEnable
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetEccMode(nvmlDevice_t device, nvmlEnableState_t ecc)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetEccMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetEccMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetEccMode(device, ecc) : early;
 }
 
@@ -2075,7 +2075,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, nvmlEccCounterType_t counterType)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceClearEccErrorCounts", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceClearEccErrorCounts", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceClearEccErrorCounts(device, counterType) : early;
 }
 
@@ -2085,7 +2085,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetDriverModel(nvmlDevice_t device, nvmlDr
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetDriverModel(nvmlDevice_t device, nvmlDriverModel_t driverModel, unsigned int flags)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetDriverModel", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetDriverModel", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetDriverModel(device, driverModel, flags) : early;
 }
 
@@ -2095,7 +2095,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetGpuLockedClocks(nvmlDevice_t device, un
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetGpuLockedClocks(nvmlDevice_t device, unsigned int minGpuClockMHz, unsigned int maxGpuClockMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetGpuLockedClocks", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetGpuLockedClocks", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetGpuLockedClocks(device, minGpuClockMHz, maxGpuClockMHz) : early;
 }
 
@@ -2105,7 +2105,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceResetGpuLockedClocks", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceResetGpuLockedClocks", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceResetGpuLockedClocks(device) : early;
 }
 
@@ -2115,7 +2115,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetMemoryLockedClocks(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetMemoryLockedClocks(nvmlDevice_t device, unsigned int minMemClockMHz, unsigned int maxMemClockMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetMemoryLockedClocks", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetMemoryLockedClocks", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetMemoryLockedClocks(device, minMemClockMHz, maxMemClockMHz) : early;
 }
 
@@ -2125,7 +2125,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceResetMemoryLockedClocks", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceResetMemoryLockedClocks", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceResetMemoryLockedClocks(device) : early;
 }
 
@@ -2135,7 +2135,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetApplicationsClocks(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetApplicationsClocks(nvmlDevice_t device, unsigned int memClockMHz, unsigned int graphicsClockMHz)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetApplicationsClocks", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetApplicationsClocks", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetApplicationsClocks(device, memClockMHz, graphicsClockMHz) : early;
 }
 
@@ -2145,7 +2145,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceResetApplicationsClocks(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceResetApplicationsClocks(nvmlDevice_t device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceResetApplicationsClocks", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceResetApplicationsClocks", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceResetApplicationsClocks(device) : early;
 }
 
@@ -2155,7 +2155,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetAutoBoostedClocksEnabled(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetAutoBoostedClocksEnabled(nvmlDevice_t device, nvmlEnableState_t enabled)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetAutoBoostedClocksEnabled", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetAutoBoostedClocksEnabled", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetAutoBoostedClocksEnabled(device, enabled) : early;
 }
 
@@ -2165,7 +2165,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetDefaultAutoBoostedClocksEnabled(nvmlDev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetDefaultAutoBoostedClocksEnabled(nvmlDevice_t device, nvmlEnableState_t enabled, unsigned int flags)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetDefaultAutoBoostedClocksEnabled", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetDefaultAutoBoostedClocksEnabled", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetDefaultAutoBoostedClocksEnabled(device, enabled, flags) : early;
 }
 
@@ -2175,7 +2175,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetDefaultFanSpeed_v2(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetDefaultFanSpeed_v2(nvmlDevice_t device, unsigned int fan)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetDefaultFanSpeed_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetDefaultFanSpeed_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetDefaultFanSpeed_v2(device, fan) : early;
 }
 
@@ -2185,7 +2185,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetFanControlPolicy(nvmlDevice_t device, u
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetFanControlPolicy(nvmlDevice_t device, unsigned int fan, nvmlFanControlPolicy_t policy)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetFanControlPolicy", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetFanControlPolicy", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetFanControlPolicy(device, fan, policy) : early;
 }
 
@@ -2195,7 +2195,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetTemperatureThreshold(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetTemperatureThreshold(nvmlDevice_t device, nvmlTemperatureThresholds_t thresholdType, int *temp)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetTemperatureThreshold", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetTemperatureThreshold", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetTemperatureThreshold(device, thresholdType, temp) : early;
 }
 
@@ -2205,7 +2205,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetPowerManagementLimit(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned int limit)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetPowerManagementLimit", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetPowerManagementLimit", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetPowerManagementLimit(device, limit) : early;
 }
 
@@ -2215,7 +2215,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetGpuOperationMode(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetGpuOperationMode(nvmlDevice_t device, nvmlGpuOperationMode_t mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetGpuOperationMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetGpuOperationMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetGpuOperationMode(device, mode) : early;
 }
 
@@ -2225,7 +2225,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetAPIRestriction(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetAPIRestriction(nvmlDevice_t device, nvmlRestrictedAPI_t apiType, nvmlEnableState_t isRestricted)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetAPIRestriction", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetAPIRestriction", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetAPIRestriction(device, apiType, isRestricted) : early;
 }
 
@@ -2235,7 +2235,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetFanSpeed_v2(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetFanSpeed_v2(nvmlDevice_t device, unsigned int fan, unsigned int speed)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetFanSpeed_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetFanSpeed_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetFanSpeed_v2(device, fan, speed) : early;
 }
 
@@ -2245,7 +2245,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetGpcClkVfOffset(nvmlDevice_t device, int
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetGpcClkVfOffset(nvmlDevice_t device, int offset)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetGpcClkVfOffset", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetGpcClkVfOffset", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetGpcClkVfOffset(device, offset) : early;
 }
 
@@ -2255,7 +2255,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetMemClkVfOffset(nvmlDevice_t device, int
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetMemClkVfOffset(nvmlDevice_t device, int offset)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetMemClkVfOffset", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetMemClkVfOffset", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetMemClkVfOffset(device, offset) : early;
 }
 
@@ -2265,7 +2265,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetAccountingMode(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetAccountingMode(nvmlDevice_t device, nvmlEnableState_t mode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetAccountingMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetAccountingMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetAccountingMode(device, mode) : early;
 }
 
@@ -2275,7 +2275,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceClearAccountingPids(nvmlDevice_t device)
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceClearAccountingPids(nvmlDevice_t device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceClearAccountingPids", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceClearAccountingPids", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceClearAccountingPids(device) : early;
 }
 
@@ -2285,7 +2285,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *isActive)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkState", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkState", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkState(device, link, isActive) : early;
 }
 
@@ -2295,7 +2295,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link, unsigned int *version)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkVersion", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkVersion", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkVersion(device, link, version) : early;
 }
 
@@ -2305,7 +2305,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, u
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link, nvmlNvLinkCapability_t capability, unsigned int *capResult)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkCapability", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkCapability", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkCapability(device, link, capability, capResult) : early;
 }
 
@@ -2315,7 +2315,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkRemotePciInfo_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkRemotePciInfo_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, pci) : early;
 }
 
@@ -2325,7 +2325,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, nvmlNvLinkErrorCounter_t counter, unsigned long long *counterValue)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkErrorCounter", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkErrorCounter", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkErrorCounter(device, link, counter, counterValue) : early;
 }
 
@@ -2335,7 +2335,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceResetNvLinkErrorCounters(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceResetNvLinkErrorCounters(nvmlDevice_t device, unsigned int link)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceResetNvLinkErrorCounters", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceResetNvLinkErrorCounters", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceResetNvLinkErrorCounters(device, link) : early;
 }
 
@@ -2345,7 +2345,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetNvLinkUtilizationControl(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetNvLinkUtilizationControl(nvmlDevice_t device, unsigned int link, unsigned int counter, nvmlNvLinkUtilizationControl_t *control, unsigned int reset)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvLinkUtilizationControl", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvLinkUtilizationControl", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetNvLinkUtilizationControl(device, link, counter, control, reset) : early;
 }
 
@@ -2355,7 +2355,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkUtilizationControl(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkUtilizationControl(nvmlDevice_t device, unsigned int link, unsigned int counter, nvmlNvLinkUtilizationControl_t *control)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkUtilizationControl", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkUtilizationControl", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkUtilizationControl(device, link, counter, control) : early;
 }
 
@@ -2365,7 +2365,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkUtilizationCounter(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkUtilizationCounter(nvmlDevice_t device, unsigned int link, unsigned int counter, unsigned long long *rxcounter, unsigned long long *txcounter)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkUtilizationCounter", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkUtilizationCounter", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkUtilizationCounter(device, link, counter, rxcounter, txcounter) : early;
 }
 
@@ -2375,7 +2375,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceFreezeNvLinkUtilizationCounter(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceFreezeNvLinkUtilizationCounter(nvmlDevice_t device, unsigned int link, unsigned int counter, nvmlEnableState_t freeze)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceFreezeNvLinkUtilizationCounter", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceFreezeNvLinkUtilizationCounter", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceFreezeNvLinkUtilizationCounter(device, link, counter, freeze) : early;
 }
 
@@ -2385,7 +2385,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceResetNvLinkUtilizationCounter(nvmlDevice_t
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceResetNvLinkUtilizationCounter(nvmlDevice_t device, unsigned int link, unsigned int counter)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceResetNvLinkUtilizationCounter", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceResetNvLinkUtilizationCounter", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceResetNvLinkUtilizationCounter(device, link, counter) : early;
 }
 
@@ -2395,7 +2395,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, nvmlIntNvLinkDeviceType_t *pNvLinkDeviceType)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkRemoteDeviceType", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkRemoteDeviceType", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkRemoteDeviceType(device, link, pNvLinkDeviceType) : early;
 }
 
@@ -2405,7 +2405,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetNvLinkDeviceLowPowerThreshold(nvmlDevic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetNvLinkDeviceLowPowerThreshold(nvmlDevice_t device, nvmlNvLinkPowerThres_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvLinkDeviceLowPowerThreshold", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvLinkDeviceLowPowerThreshold", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetNvLinkDeviceLowPowerThreshold(device, info) : early;
 }
 
@@ -2435,7 +2435,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvlinkSupportedBwModes(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvlinkSupportedBwModes(nvmlDevice_t device, nvmlNvlinkSupportedBwModes_t *supportedBwMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvlinkSupportedBwModes", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvlinkSupportedBwModes", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvlinkSupportedBwModes(device, supportedBwMode) : early;
 }
 
@@ -2445,7 +2445,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvlinkBwMode(nvmlDevice_t device, nvmlN
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvlinkBwMode(nvmlDevice_t device, nvmlNvlinkGetBwMode_t *getBwMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvlinkBwMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvlinkBwMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvlinkBwMode(device, getBwMode) : early;
 }
 
@@ -2455,7 +2455,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetNvlinkBwMode(nvmlDevice_t device, nvmlN
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetNvlinkBwMode(nvmlDevice_t device, nvmlNvlinkSetBwMode_t *setBwMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvlinkBwMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvlinkBwMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetNvlinkBwMode(device, setBwMode) : early;
 }
 
@@ -2465,7 +2465,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetNvlinkBwModeAsync_v1(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetNvlinkBwModeAsync_v1(nvmlDevice_t device, nvmlNvlinkSetBwModeAsync_v1_t *setBwModeAsync)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvlinkBwModeAsync_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvlinkBwModeAsync_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetNvlinkBwModeAsync_v1(device, setBwModeAsync) : early;
 }
 
@@ -2475,7 +2475,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkInfo(nvmlDevice_t device, nvmlNvL
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkInfo(nvmlDevice_t device, nvmlNvLinkInfo_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkInfo(device, info) : early;
 }
 
@@ -2485,7 +2485,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkInfo_v3(nvmlDevice_t device, nvml
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkInfo_v3(nvmlDevice_t device, nvmlNvLinkInfo_v3_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkInfo_v3", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkInfo_v3", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkInfo_v3(device, info) : early;
 }
 
@@ -2495,7 +2495,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkTelemetrySamples_v1(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkTelemetrySamples_v1(nvmlDevice_t device, nvmlNvlinkTelemetrySamples_v1_t *samples)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkTelemetrySamples_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkTelemetrySamples_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkTelemetrySamples_v1(device, samples) : early;
 }
 
@@ -2505,7 +2505,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvlinkRemapTableInfo_v1(nvmlDevice_t de
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvlinkRemapTableInfo_v1(nvmlDevice_t device, nvmlNvlinkGetRemapTableInfo_v1_t *remapTableInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvlinkRemapTableInfo_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvlinkRemapTableInfo_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvlinkRemapTableInfo_v1(device, remapTableInfo) : early;
 }
 
@@ -2515,7 +2515,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetNvlinkNvleReady_v1(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetNvlinkNvleReady_v1(nvmlDevice_t device, nvmlNvlinkSetNvleReady_v1_t *setNvleReady)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvlinkNvleReady_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetNvlinkNvleReady_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetNvlinkNvleReady_v1(device, setNvleReady) : early;
 }
 
@@ -2525,7 +2525,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceLockNvlinkRemapTable_v1(nvmlDevice_t devic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceLockNvlinkRemapTable_v1(nvmlDevice_t device, nvmlNvlinkLockRemapTable_v1_t *remapTableLockInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceLockNvlinkRemapTable_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceLockNvlinkRemapTable_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceLockNvlinkRemapTable_v1(device, remapTableLockInfo) : early;
 }
 
@@ -2535,7 +2535,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetupNvlinkNvleEncryptionKey_v1(nvmlDevice
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetupNvlinkNvleEncryptionKey_v1(nvmlDevice_t device, nvmlNvlinkSetupNvleEncryptionKey_v1_t *encryptionKey)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetupNvlinkNvleEncryptionKey_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetupNvlinkNvleEncryptionKey_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetupNvlinkNvleEncryptionKey_v1(device, encryptionKey) : early;
 }
 
@@ -2545,7 +2545,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvlinkNvlePrivateInfo_v1(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvlinkNvlePrivateInfo_v1(nvmlDevice_t device, nvmlNvlinkNvlePrivateInfo_v1_t *privateInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvlinkNvlePrivateInfo_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvlinkNvlePrivateInfo_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvlinkNvlePrivateInfo_v1(device, privateInfo) : early;
 }
 
@@ -2565,7 +2565,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceRegisterEvents(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long eventTypes, nvmlEventSet_t set)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceRegisterEvents", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceRegisterEvents", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceRegisterEvents(device, eventTypes, set) : early;
 }
 
@@ -2575,7 +2575,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *eventTypes)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedEventTypes", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedEventTypes", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSupportedEventTypes(device, eventTypes) : early;
 }
 
@@ -2745,7 +2745,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetFieldValues(nvmlDevice_t device, int va
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int valuesCount, nvmlFieldValue_t *values)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFieldValues", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetFieldValues", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetFieldValues(device, valuesCount, values) : early;
 }
 
@@ -2755,7 +2755,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceClearFieldValues(nvmlDevice_t device, int 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceClearFieldValues(nvmlDevice_t device, int valuesCount, nvmlFieldValue_t *values)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceClearFieldValues", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceClearFieldValues", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceClearFieldValues(device, valuesCount, values) : early;
 }
 
@@ -2765,7 +2765,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVirtualizationMode(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtualizationMode_t *pVirtualMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVirtualizationMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVirtualizationMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVirtualizationMode(device, pVirtualMode) : early;
 }
 
@@ -2775,7 +2775,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetHostVgpuMode(nvmlDevice_t device, nvmlH
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetHostVgpuMode(nvmlDevice_t device, nvmlHostVgpuMode_t *pHostVgpuMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetHostVgpuMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetHostVgpuMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetHostVgpuMode(device, pHostVgpuMode) : early;
 }
 
@@ -2785,7 +2785,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetVirtualizationMode(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtualizationMode_t virtualMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVirtualizationMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVirtualizationMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetVirtualizationMode(device, virtualMode) : early;
 }
 
@@ -2795,7 +2795,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuHeterogeneousMode(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuHeterogeneousMode(nvmlDevice_t device, nvmlVgpuHeterogeneousMode_t *pHeterogeneousMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuHeterogeneousMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuHeterogeneousMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuHeterogeneousMode(device, pHeterogeneousMode) : early;
 }
 
@@ -2805,7 +2805,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetVgpuHeterogeneousMode(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetVgpuHeterogeneousMode(nvmlDevice_t device, const nvmlVgpuHeterogeneousMode_t *pHeterogeneousMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVgpuHeterogeneousMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVgpuHeterogeneousMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetVgpuHeterogeneousMode(device, pHeterogeneousMode) : early;
 }
 
@@ -2825,7 +2825,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuTypeSupportedPlacements(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuTypeSupportedPlacements(nvmlDevice_t device, nvmlVgpuTypeId_t vgpuTypeId, nvmlVgpuPlacementList_t *pPlacementList)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuTypeSupportedPlacements", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuTypeSupportedPlacements", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuTypeSupportedPlacements(device, vgpuTypeId, pPlacementList) : early;
 }
 
@@ -2835,7 +2835,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuTypeCreatablePlacements(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuTypeCreatablePlacements(nvmlDevice_t device, nvmlVgpuTypeId_t vgpuTypeId, nvmlVgpuPlacementList_t *pPlacementList)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuTypeCreatablePlacements", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuTypeCreatablePlacements", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuTypeCreatablePlacements(device, vgpuTypeId, pPlacementList) : early;
 }
 
@@ -2875,7 +2875,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetVgpuCapabilities(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetVgpuCapabilities(nvmlDevice_t device, nvmlDeviceVgpuCapability_t capability, nvmlEnableState_t state)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVgpuCapabilities", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVgpuCapabilities", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetVgpuCapabilities(device, capability, state) : early;
 }
 
@@ -2885,7 +2885,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceVgpuForceGspUnload(nvmlDevice_t device)
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceVgpuForceGspUnload(nvmlDevice_t device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceVgpuForceGspUnload", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceVgpuForceGspUnload", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceVgpuForceGspUnload(device) : early;
 }
 
@@ -2895,7 +2895,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGridLicensableFeatures_v4(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGridLicensableFeatures_v4(nvmlDevice_t device, nvmlGridLicensableFeatures_t *pGridLicensableFeatures)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGridLicensableFeatures_v4", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGridLicensableFeatures_v4", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGridLicensableFeatures_v4(device, pGridLicensableFeatures) : early;
 }
 
@@ -2915,7 +2915,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuCapabilities(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuCapabilities(nvmlDevice_t device, nvmlDeviceVgpuCapability_t capability, unsigned int *capResult)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuCapabilities", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuCapabilities", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuCapabilities(device, capability, capResult) : early;
 }
 
@@ -2925,7 +2925,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSupportedVgpus(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSupportedVgpus(nvmlDevice_t device, unsigned int *vgpuCount, nvmlVgpuTypeId_t *vgpuTypeIds)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedVgpus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSupportedVgpus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSupportedVgpus(device, vgpuCount, vgpuTypeIds) : early;
 }
 
@@ -2935,7 +2935,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCreatableVgpus(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCreatableVgpus(nvmlDevice_t device, unsigned int *vgpuCount, nvmlVgpuTypeId_t *vgpuTypeIds)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCreatableVgpus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCreatableVgpus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCreatableVgpus(device, vgpuCount, vgpuTypeIds) : early;
 }
 
@@ -3035,7 +3035,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlVgpuTypeGetMaxInstances(nvmlDevice_t device, nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlVgpuTypeGetMaxInstances(nvmlDevice_t device, nvmlVgpuTypeId_t vgpuTypeId, unsigned int *vgpuInstanceCount)
 {
-    const nvmlReturn_t early = mock_enter("nvmlVgpuTypeGetMaxInstances", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlVgpuTypeGetMaxInstances", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlVgpuTypeGetMaxInstances(device, vgpuTypeId, vgpuInstanceCount) : early;
 }
 
@@ -3065,7 +3065,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetActiveVgpus(nvmlDevice_t device, unsign
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetActiveVgpus(nvmlDevice_t device, unsigned int *vgpuCount, nvmlVgpuInstance_t *vgpuInstances)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetActiveVgpus", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetActiveVgpus", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetActiveVgpus(device, vgpuCount, vgpuInstances) : early;
 }
 
@@ -3255,7 +3255,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetCreatableVgpus(nvmlGpuInstance_t g
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetCreatableVgpus(nvmlGpuInstance_t gpuInstance, nvmlVgpuTypeIdInfo_t *pVgpus)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetCreatableVgpus", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetCreatableVgpus", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetCreatableVgpus(gpuInstance, pVgpus) : early;
 }
 
@@ -3275,7 +3275,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetActiveVgpus(nvmlGpuInstance_t gpuI
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetActiveVgpus(nvmlGpuInstance_t gpuInstance, nvmlActiveVgpuInstanceInfo_t *pVgpuInstanceInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetActiveVgpus", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetActiveVgpus", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetActiveVgpus(gpuInstance, pVgpuInstanceInfo) : early;
 }
 
@@ -3285,7 +3285,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceSetVgpuSchedulerState(nvmlGpuInstance
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceSetVgpuSchedulerState(nvmlGpuInstance_t gpuInstance, nvmlVgpuSchedulerState_t *pScheduler)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceSetVgpuSchedulerState", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceSetVgpuSchedulerState", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceSetVgpuSchedulerState(gpuInstance, pScheduler) : early;
 }
 
@@ -3295,7 +3295,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetVgpuSchedulerState(nvmlGpuInstance
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetVgpuSchedulerState(nvmlGpuInstance_t gpuInstance, nvmlVgpuSchedulerStateInfo_t *pSchedulerStateInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuSchedulerState", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuSchedulerState", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetVgpuSchedulerState(gpuInstance, pSchedulerStateInfo) : early;
 }
 
@@ -3305,7 +3305,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetVgpuSchedulerLog(nvmlGpuInstance_t
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetVgpuSchedulerLog(nvmlGpuInstance_t gpuInstance, nvmlVgpuSchedulerLogInfo_t *pSchedulerLogInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuSchedulerLog", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuSchedulerLog", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetVgpuSchedulerLog(gpuInstance, pSchedulerLogInfo) : early;
 }
 
@@ -3315,7 +3315,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetVgpuTypeCreatablePlacements(nvmlGp
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetVgpuTypeCreatablePlacements(nvmlGpuInstance_t gpuInstance, nvmlVgpuCreatablePlacementInfo_t *pCreatablePlacementInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuTypeCreatablePlacements", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuTypeCreatablePlacements", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetVgpuTypeCreatablePlacements(gpuInstance, pCreatablePlacementInfo) : early;
 }
 
@@ -3325,7 +3325,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetVgpuHeterogeneousMode(nvmlGpuInsta
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetVgpuHeterogeneousMode(nvmlGpuInstance_t gpuInstance, nvmlVgpuHeterogeneousMode_t *pHeterogeneousMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuHeterogeneousMode", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuHeterogeneousMode", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetVgpuHeterogeneousMode(gpuInstance, pHeterogeneousMode) : early;
 }
 
@@ -3335,7 +3335,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceSetVgpuHeterogeneousMode(nvmlGpuInsta
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceSetVgpuHeterogeneousMode(nvmlGpuInstance_t gpuInstance, const nvmlVgpuHeterogeneousMode_t *pHeterogeneousMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceSetVgpuHeterogeneousMode", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceSetVgpuHeterogeneousMode", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceSetVgpuHeterogeneousMode(gpuInstance, pHeterogeneousMode) : early;
 }
 
@@ -3345,7 +3345,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuSchedulerState_v2(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuSchedulerState_v2(nvmlDevice_t device, nvmlVgpuSchedulerStateInfo_v2_t *pSchedulerStateInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerState_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerState_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuSchedulerState_v2(device, pSchedulerStateInfo) : early;
 }
 
@@ -3355,7 +3355,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetVgpuSchedulerState_v2(nvmlGpuInsta
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetVgpuSchedulerState_v2(nvmlGpuInstance_t gpuInstance, nvmlVgpuSchedulerStateInfo_v2_t *pSchedulerStateInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuSchedulerState_v2", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuSchedulerState_v2", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetVgpuSchedulerState_v2(gpuInstance, pSchedulerStateInfo) : early;
 }
 
@@ -3365,7 +3365,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuSchedulerLog_v2(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuSchedulerLog_v2(nvmlDevice_t device, nvmlVgpuSchedulerLogInfo_v2_t *pSchedulerLogInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerLog_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerLog_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuSchedulerLog_v2(device, pSchedulerLogInfo) : early;
 }
 
@@ -3375,7 +3375,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetVgpuSchedulerLog_v2(nvmlGpuInstanc
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetVgpuSchedulerLog_v2(nvmlGpuInstance_t gpuInstance, nvmlVgpuSchedulerLogInfo_v2_t *pSchedulerLogInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuSchedulerLog_v2", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetVgpuSchedulerLog_v2", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetVgpuSchedulerLog_v2(gpuInstance, pSchedulerLogInfo) : early;
 }
 
@@ -3385,7 +3385,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetVgpuSchedulerState_v2(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetVgpuSchedulerState_v2(nvmlDevice_t device, nvmlVgpuSchedulerState_v2_t *pSchedulerState)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVgpuSchedulerState_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVgpuSchedulerState_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetVgpuSchedulerState_v2(device, pSchedulerState) : early;
 }
 
@@ -3395,7 +3395,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceSetVgpuSchedulerState_v2(nvmlGpuInsta
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceSetVgpuSchedulerState_v2(nvmlGpuInstance_t gpuInstance, nvmlVgpuSchedulerState_v2_t *pSchedulerState)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceSetVgpuSchedulerState_v2", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceSetVgpuSchedulerState_v2", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceSetVgpuSchedulerState_v2(gpuInstance, pSchedulerState) : early;
 }
 
@@ -3415,7 +3415,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuMetadata(nvmlDevice_t device, nvmlV
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuMetadata(nvmlDevice_t device, nvmlVgpuPgpuMetadata_t *pgpuMetadata, unsigned int *bufferSize)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuMetadata", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuMetadata", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuMetadata(device, pgpuMetadata, bufferSize) : early;
 }
 
@@ -3435,7 +3435,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPgpuMetadataString(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPgpuMetadataString(nvmlDevice_t device, char *pgpuMetadata, unsigned int *bufferSize)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPgpuMetadataString", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPgpuMetadataString", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPgpuMetadataString(device, pgpuMetadata, bufferSize) : early;
 }
 
@@ -3445,7 +3445,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuSchedulerLog(nvmlDevice_t device, n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuSchedulerLog(nvmlDevice_t device, nvmlVgpuSchedulerLog_t *pSchedulerLog)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerLog", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerLog", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuSchedulerLog(device, pSchedulerLog) : early;
 }
 
@@ -3455,7 +3455,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuSchedulerState(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuSchedulerState(nvmlDevice_t device, nvmlVgpuSchedulerGetState_t *pSchedulerState)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerState", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerState", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuSchedulerState(device, pSchedulerState) : early;
 }
 
@@ -3465,7 +3465,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetVgpuSchedulerState(nvmlDevice_t device,
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetVgpuSchedulerState(nvmlDevice_t device, nvmlVgpuSchedulerSetState_t *pSchedulerState)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVgpuSchedulerState", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetVgpuSchedulerState", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetVgpuSchedulerState(device, pSchedulerState) : early;
 }
 
@@ -3475,7 +3475,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuSchedulerCapabilities(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuSchedulerCapabilities(nvmlDevice_t device, nvmlVgpuSchedulerCapabilities_t *pCapabilities)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerCapabilities", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuSchedulerCapabilities", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuSchedulerCapabilities(device, pCapabilities) : early;
 }
 
@@ -3505,7 +3505,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuUtilization(nvmlDevice_t device, un
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuUtilization(nvmlDevice_t device, unsigned long long lastSeenTimeStamp, nvmlValueType_t *sampleValType, unsigned int *vgpuInstanceSamplesCount, nvmlVgpuInstanceUtilizationSample_t *utilizationSamples)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuUtilization", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuUtilization", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuUtilization(device, lastSeenTimeStamp, sampleValType, vgpuInstanceSamplesCount, utilizationSamples) : early;
 }
 
@@ -3515,7 +3515,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuInstancesUtilizationInfo(nvmlDevice
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuInstancesUtilizationInfo(nvmlDevice_t device, nvmlVgpuInstancesUtilizationInfo_t *vgpuUtilInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuInstancesUtilizationInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuInstancesUtilizationInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuInstancesUtilizationInfo(device, vgpuUtilInfo) : early;
 }
 
@@ -3525,7 +3525,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuProcessUtilization(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuProcessUtilization(nvmlDevice_t device, unsigned long long lastSeenTimeStamp, unsigned int *vgpuProcessSamplesCount, nvmlVgpuProcessUtilizationSample_t *utilizationSamples)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuProcessUtilization", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuProcessUtilization", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuProcessUtilization(device, lastSeenTimeStamp, vgpuProcessSamplesCount, utilizationSamples) : early;
 }
 
@@ -3535,7 +3535,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetVgpuProcessesUtilizationInfo(nvmlDevice
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetVgpuProcessesUtilizationInfo(nvmlDevice_t device, nvmlVgpuProcessesUtilizationInfo_t *vgpuProcUtilInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuProcessesUtilizationInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetVgpuProcessesUtilizationInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetVgpuProcessesUtilizationInfo(device, vgpuProcUtilInfo) : early;
 }
 
@@ -3615,7 +3615,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceReadWritePRM_v1(nvmlDevice_t device, nvmlP
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceReadWritePRM_v1(nvmlDevice_t device, nvmlPRMTLV_v1_t *buffer)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceReadWritePRM_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceReadWritePRM_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceReadWritePRM_v1(device, buffer) : early;
 }
 
@@ -3625,7 +3625,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceReadPRMCounters_v1(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceReadPRMCounters_v1(nvmlDevice_t device, nvmlPRMCounterList_v1_t *counterList)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceReadPRMCounters_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceReadPRMCounters_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceReadPRMCounters_v1(device, counterList) : early;
 }
 
@@ -3635,7 +3635,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned i
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activationStatus)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetMigMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetMigMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetMigMode(device, mode, activationStatus) : early;
 }
 
@@ -3645,7 +3645,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned i
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *currentMode, unsigned int *pendingMode)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMigMode", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMigMode", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMigMode(device, currentMode, pendingMode) : early;
 }
 
@@ -3655,7 +3655,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceProfileInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceProfileInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstanceProfileInfo(device, profile, info) : early;
 }
 
@@ -3665,7 +3665,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t de
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_v2_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceProfileInfoV", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceProfileInfoV", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstanceProfileInfoV(device, profile, info) : early;
 }
 
@@ -3675,7 +3675,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsigned int profileId, nvmlGpuInstanceProfileInfo_v2_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceProfileInfoByIdV", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceProfileInfoByIdV", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstanceProfileInfoByIdV(device, profileId, info) : early;
 }
 
@@ -3685,7 +3685,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDe
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int profileId, nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstancePossiblePlacements_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstancePossiblePlacements_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, profileId, placements, count) : early;
 }
 
@@ -3695,7 +3695,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int profileId, unsigned int *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceRemainingCapacity", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceRemainingCapacity", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstanceRemainingCapacity(device, profileId, count) : early;
 }
 
@@ -3705,7 +3705,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceCreateGpuInstance(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int profileId, nvmlGpuInstance_t *gpuInstance)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceCreateGpuInstance", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceCreateGpuInstance", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceCreateGpuInstance(device, profileId, gpuInstance) : early;
 }
 
@@ -3715,7 +3715,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsigned int profileId, const nvmlGpuInstancePlacement_t *placement, nvmlGpuInstance_t *gpuInstance)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceCreateGpuInstanceWithPlacement", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceCreateGpuInstanceWithPlacement", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceCreateGpuInstanceWithPlacement(device, profileId, placement, gpuInstance) : early;
 }
 
@@ -3725,7 +3725,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceDestroy(nvmlGpuInstance_t gpuInstance
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t gpuInstance)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceDestroy", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceDestroy", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceDestroy(gpuInstance) : early;
 }
 
@@ -3735,7 +3735,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsig
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profileId, nvmlGpuInstance_t *gpuInstances, unsigned int *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstances", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstances", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstances(device, profileId, gpuInstances, count) : early;
 }
 
@@ -3745,7 +3745,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, un
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *gpuInstance)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceById", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceById", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstanceById(device, id, gpuInstance) : early;
 }
 
@@ -3755,7 +3755,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetInfo(nvmlGpuInstance_t gpuInstance
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t gpuInstance, nvmlGpuInstanceInfo_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetInfo", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetInfo", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetInfo(gpuInstance, info) : early;
 }
 
@@ -3765,7 +3765,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpu
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t gpuInstance, unsigned int profile, unsigned int engProfile, nvmlComputeInstanceProfileInfo_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstanceProfileInfo", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstanceProfileInfo", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetComputeInstanceProfileInfo(gpuInstance, profile, engProfile, info) : early;
 }
 
@@ -3775,7 +3775,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGp
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t gpuInstance, unsigned int profile, unsigned int engProfile, nvmlComputeInstanceProfileInfo_v2_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstanceProfileInfoV", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstanceProfileInfoV", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetComputeInstanceProfileInfoV(gpuInstance, profile, engProfile, info) : early;
 }
 
@@ -3785,7 +3785,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceRemainingCapacity(n
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t gpuInstance, unsigned int profileId, unsigned int *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gpuInstance, profileId, count) : early;
 }
 
@@ -3795,7 +3795,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstancePossiblePlacements(
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t gpuInstance, unsigned int profileId, nvmlComputeInstancePlacement_t *placements, unsigned int *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstancePossiblePlacements", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstancePossiblePlacements", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetComputeInstancePossiblePlacements(gpuInstance, profileId, placements, count) : early;
 }
 
@@ -3805,7 +3805,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t gpuInstance, unsigned int profileId, nvmlComputeInstance_t *computeInstance)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceCreateComputeInstance", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceCreateComputeInstance", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceCreateComputeInstance(gpuInstance, profileId, computeInstance) : early;
 }
 
@@ -3815,7 +3815,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceCreateComputeInstanceWithPlacement(nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t gpuInstance, unsigned int profileId, const nvmlComputeInstancePlacement_t *placement, nvmlComputeInstance_t *computeInstance)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceCreateComputeInstanceWithPlacement", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceCreateComputeInstanceWithPlacement", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceCreateComputeInstanceWithPlacement(gpuInstance, profileId, placement, computeInstance) : early;
 }
 
@@ -3825,7 +3825,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlComputeInstanceDestroy(nvmlComputeInstance_t com
 }
 MOCK_EXPORT nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t computeInstance)
 {
-    const nvmlReturn_t early = mock_enter("nvmlComputeInstanceDestroy", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlComputeInstanceDestroy", MOCK_COMPUTE_INSTANCE, (nvmlDevice_t)computeInstance);
     return early == NVML_SUCCESS ? impl_nvmlComputeInstanceDestroy(computeInstance) : early;
 }
 
@@ -3835,7 +3835,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t gpuInstance, unsigned int profileId, nvmlComputeInstance_t *computeInstances, unsigned int *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstances", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstances", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetComputeInstances(gpuInstance, profileId, computeInstances, count) : early;
 }
 
@@ -3845,7 +3845,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstanc
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t gpuInstance, unsigned int id, nvmlComputeInstance_t *computeInstance)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstanceById", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlGpuInstanceGetComputeInstanceById", MOCK_GPU_INSTANCE, (nvmlDevice_t)gpuInstance);
     return early == NVML_SUCCESS ? impl_nvmlGpuInstanceGetComputeInstanceById(gpuInstance, id, computeInstance) : early;
 }
 
@@ -3855,7 +3855,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t computeInstance, nvmlComputeInstanceInfo_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlComputeInstanceGetInfo_v2", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlComputeInstanceGetInfo_v2", MOCK_COMPUTE_INSTANCE, (nvmlDevice_t)computeInstance);
     return early == NVML_SUCCESS ? impl_nvmlComputeInstanceGetInfo_v2(computeInstance, info) : early;
 }
 
@@ -3865,7 +3865,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, uns
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *isMigDevice)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceIsMigDeviceHandle", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceIsMigDeviceHandle", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceIsMigDeviceHandle(device, isMigDevice) : early;
 }
 
@@ -3875,7 +3875,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceId", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstanceId", MOCK_MIG_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstanceId(device, id) : early;
 }
 
@@ -3885,7 +3885,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeInstanceId", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeInstanceId", MOCK_MIG_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetComputeInstanceId(device, id) : early;
 }
 
@@ -3895,7 +3895,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxMigDeviceCount", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMaxMigDeviceCount", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMaxMigDeviceCount(device, count) : early;
 }
 
@@ -3905,7 +3905,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *migDevice)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMigDeviceHandleByIndex", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMigDeviceHandleByIndex", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMigDeviceHandleByIndex(device, index, migDevice) : early;
 }
 
@@ -3915,7 +3915,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t migDevice, nvmlDevice_t *device)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", MOCK_DEVICE, migDevice);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", MOCK_MIG_DEVICE, (nvmlDevice_t)migDevice);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDeviceHandleFromMigDeviceHandle(migDevice, device) : early;
 }
 
@@ -3955,7 +3955,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t gpmSample)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpmSampleGet", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlGpmSampleGet", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlGpmSampleGet(device, gpmSample) : early;
 }
 
@@ -3965,7 +3965,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned in
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpuInstanceId, nvmlGpmSample_t gpmSample)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpmMigSampleGet", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlGpmMigSampleGet", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlGpmMigSampleGet(device, gpuInstanceId, gpmSample) : early;
 }
 
@@ -3975,7 +3975,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlG
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *gpmSupport)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpmQueryDeviceSupport", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlGpmQueryDeviceSupport", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlGpmQueryDeviceSupport(device, gpmSupport) : early;
 }
 
@@ -3985,7 +3985,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpmQueryIfStreamingEnabled(nvmlDevice_t device, 
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpmQueryIfStreamingEnabled(nvmlDevice_t device, unsigned int *state)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpmQueryIfStreamingEnabled", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlGpmQueryIfStreamingEnabled", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlGpmQueryIfStreamingEnabled(device, state) : early;
 }
 
@@ -3995,7 +3995,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlGpmSetStreamingEnabled(nvmlDevice_t device, unsi
 }
 MOCK_EXPORT nvmlReturn_t nvmlGpmSetStreamingEnabled(nvmlDevice_t device, unsigned int state)
 {
-    const nvmlReturn_t early = mock_enter("nvmlGpmSetStreamingEnabled", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlGpmSetStreamingEnabled", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlGpmSetStreamingEnabled(device, state) : early;
 }
 
@@ -4005,7 +4005,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetCapabilities(nvmlDevice_t device, nvmlD
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetCapabilities(nvmlDevice_t device, nvmlDeviceCapabilities_t *caps)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCapabilities", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetCapabilities", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetCapabilities(device, caps) : early;
 }
 
@@ -4015,7 +4015,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceWorkloadPowerProfileGetProfilesInfo(nvmlDe
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceWorkloadPowerProfileGetProfilesInfo(nvmlDevice_t device, nvmlWorkloadPowerProfileProfilesInfo_t *profilesInfo)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileGetProfilesInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileGetProfilesInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceWorkloadPowerProfileGetProfilesInfo(device, profilesInfo) : early;
 }
 
@@ -4025,7 +4025,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(nvmlDevice_t device, nvmlWorkloadPowerProfileCurrentProfiles_t *currentProfiles)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(device, currentProfiles) : early;
 }
 
@@ -4035,7 +4035,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceWorkloadPowerProfileSetRequestedProfiles(n
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceWorkloadPowerProfileSetRequestedProfiles(nvmlDevice_t device, nvmlWorkloadPowerProfileRequestedProfiles_t *requestedProfiles)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileSetRequestedProfiles", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileSetRequestedProfiles", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceWorkloadPowerProfileSetRequestedProfiles(device, requestedProfiles) : early;
 }
 
@@ -4045,7 +4045,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceWorkloadPowerProfileClearRequestedProfiles
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceWorkloadPowerProfileClearRequestedProfiles(nvmlDevice_t device, nvmlWorkloadPowerProfileRequestedProfiles_t *requestedProfiles)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileClearRequestedProfiles", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileClearRequestedProfiles", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceWorkloadPowerProfileClearRequestedProfiles(device, requestedProfiles) : early;
 }
 
@@ -4055,7 +4055,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1(nvml
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1(nvmlDevice_t device, nvmlWorkloadPowerProfileUpdateProfiles_v1_t *updateProfiles)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1(device, updateProfiles) : early;
 }
 
@@ -4065,7 +4065,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDevicePowerSmoothingActivatePresetProfile(nvmlDe
 }
 MOCK_EXPORT nvmlReturn_t nvmlDevicePowerSmoothingActivatePresetProfile(nvmlDevice_t device, nvmlPowerSmoothingProfile_t *profile)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDevicePowerSmoothingActivatePresetProfile", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDevicePowerSmoothingActivatePresetProfile", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDevicePowerSmoothingActivatePresetProfile(device, profile) : early;
 }
 
@@ -4075,7 +4075,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDevicePowerSmoothingUpdatePresetProfileParam(nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDevicePowerSmoothingUpdatePresetProfileParam(nvmlDevice_t device, nvmlPowerSmoothingProfile_t *profile)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDevicePowerSmoothingUpdatePresetProfileParam", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDevicePowerSmoothingUpdatePresetProfileParam", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDevicePowerSmoothingUpdatePresetProfileParam(device, profile) : early;
 }
 
@@ -4085,7 +4085,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDevicePowerSmoothingSetState(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDevicePowerSmoothingSetState(nvmlDevice_t device, nvmlPowerSmoothingState_t *state)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDevicePowerSmoothingSetState", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDevicePowerSmoothingSetState", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDevicePowerSmoothingSetState(device, state) : early;
 }
 
@@ -4095,7 +4095,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(nvm
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(nvmlDevice_t device, nvmlEccSramUniqueUncorrectedErrorCounts_t *errorCounts)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(device, errorCounts) : early;
 }
 
@@ -4105,7 +4105,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetRemappedRows_v2(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows_v2(nvmlDevice_t device, nvmlRemappedRowsInfo_v2_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRemappedRows_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetRemappedRows_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetRemappedRows_v2(device, info) : early;
 }
 
@@ -4115,7 +4115,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceSetRusdSettings_v1(nvmlDevice_t device, nv
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceSetRusdSettings_v1(nvmlDevice_t device, nvmlRusdSettings_v1_t *settings)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceSetRusdSettings_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceSetRusdSettings_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceSetRusdSettings_v1(device, settings) : early;
 }
 
@@ -4125,7 +4125,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetBankRemapperStatus_v1(nvmlDevice_t devi
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetBankRemapperStatus_v1(nvmlDevice_t device, nvmlEccBankRemapperStatus_v1_t *pBankRemapperStatus)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBankRemapperStatus_v1", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetBankRemapperStatus_v1", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetBankRemapperStatus_v1(device, pBankRemapperStatus) : early;
 }
 
@@ -4175,7 +4175,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInf
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPciInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPciInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPciInfo(device, pci) : early;
 }
 
@@ -4185,7 +4185,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPci
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPciInfo_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetPciInfo_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetPciInfo_v2(device, pci) : early;
 }
 
@@ -4195,7 +4195,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkRemotePciInfo", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetNvLinkRemotePciInfo", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetNvLinkRemotePciInfo(device, link, pci) : early;
 }
 
@@ -4205,7 +4205,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGridLicensableFeatures(nvmlDevice_t dev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGridLicensableFeatures(nvmlDevice_t device, nvmlGridLicensableFeatures_t *pGridLicensableFeatures)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGridLicensableFeatures", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGridLicensableFeatures", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGridLicensableFeatures(device, pGridLicensableFeatures) : early;
 }
 
@@ -4215,7 +4215,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGridLicensableFeatures_v2(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGridLicensableFeatures_v2(nvmlDevice_t device, nvmlGridLicensableFeatures_t *pGridLicensableFeatures)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGridLicensableFeatures_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGridLicensableFeatures_v2", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGridLicensableFeatures_v2(device, pGridLicensableFeatures) : early;
 }
 
@@ -4225,7 +4225,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGridLicensableFeatures_v3(nvmlDevice_t 
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGridLicensableFeatures_v3(nvmlDevice_t device, nvmlGridLicensableFeatures_t *pGridLicensableFeatures)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGridLicensableFeatures_v3", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGridLicensableFeatures_v3", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGridLicensableFeatures_v3(device, pGridLicensableFeatures) : early;
 }
 
@@ -4255,7 +4255,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDev
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAttributes", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetAttributes", MOCK_MIG_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetAttributes(device, attributes) : early;
 }
 
@@ -4265,7 +4265,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlComputeInstanceGetInfo(nvmlComputeInstance_t com
 }
 MOCK_EXPORT nvmlReturn_t nvmlComputeInstanceGetInfo(nvmlComputeInstance_t computeInstance, nvmlComputeInstanceInfo_t *info)
 {
-    const nvmlReturn_t early = mock_enter("nvmlComputeInstanceGetInfo", MOCK_INITIALISED, NULL);
+    const nvmlReturn_t early = mock_enter("nvmlComputeInstanceGetInfo", MOCK_COMPUTE_INSTANCE, (nvmlDevice_t)computeInstance);
     return early == NVML_SUCCESS ? impl_nvmlComputeInstanceGetInfo(computeInstance, info) : early;
 }
 
@@ -4275,7 +4275,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t de
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v1_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeRunningProcesses", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeRunningProcesses", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetComputeRunningProcesses(device, infoCount, infos) : early;
 }
 
@@ -4285,7 +4285,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v2_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeRunningProcesses_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetComputeRunningProcesses_v2", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetComputeRunningProcesses_v2(device, infoCount, infos) : early;
 }
 
@@ -4295,7 +4295,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t d
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v1_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGraphicsRunningProcesses", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGraphicsRunningProcesses", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGraphicsRunningProcesses(device, infoCount, infos) : early;
 }
 
@@ -4305,7 +4305,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v2_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGraphicsRunningProcesses_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGraphicsRunningProcesses_v2", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGraphicsRunningProcesses_v2(device, infoCount, infos) : early;
 }
 
@@ -4315,7 +4315,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v1_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMPSComputeRunningProcesses", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMPSComputeRunningProcesses", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMPSComputeRunningProcesses(device, infoCount, infos) : early;
 }
 
@@ -4325,7 +4325,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v2_t *infos)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMPSComputeRunningProcesses_v2", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetMPSComputeRunningProcesses_v2", MOCK_ANY_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetMPSComputeRunningProcesses_v2(device, infoCount, infos) : early;
 }
 
@@ -4335,7 +4335,7 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevic
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int profileId, nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstancePossiblePlacements", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetGpuInstancePossiblePlacements", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetGpuInstancePossiblePlacements(device, profileId, placements, count) : early;
 }
 
@@ -4355,6 +4355,6 @@ MOCK_WEAK nvmlReturn_t impl_nvmlDeviceGetDriverModel(nvmlDevice_t device, nvmlDr
 }
 MOCK_EXPORT nvmlReturn_t nvmlDeviceGetDriverModel(nvmlDevice_t device, nvmlDriverModel_t *current, nvmlDriverModel_t *pending)
 {
-    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDriverModel", MOCK_DEVICE, device);
+    const nvmlReturn_t early = mock_enter("nvmlDeviceGetDriverModel", MOCK_DEVICE, (nvmlDevice_t)device);
     return early == NVML_SUCCESS ? impl_nvmlDeviceGetDriverModel(device, current, pending) : early;
 }

@@ -168,9 +168,26 @@ static bool text_is(const struct mock_text *text, const char *wanted)
 static nvmlReturn_t any_lost(void)
 {
     for (unsigned int i = 0; i < mock_count(); ++i)
-        if (mock_lost(mock_gpu(mock_handle(i))))
+        if (mock_presence(mock_handle(i)) != NVML_SUCCESS)
             return NVML_ERROR_GPU_IS_LOST;
     return NVML_SUCCESS;
+}
+
+static nvmlDevice_t mig_by_uuid(nvmlDevice_t gpu, const char *uuid)
+{
+    const struct mock_gpu *record = mock_gpu(gpu);
+    unsigned int position, gi, ci;
+    char text[MOCK_UUID_ROOM];
+    if (record->mig_current != 1 || !mock_position(gpu, &position))
+        return NULL;
+    for (unsigned int index = 0; index < (unsigned int)record->mig_compute_slices; ++index) {
+        if (!mock_find_mig(record, index, &gi, &ci))
+            continue;
+        mock_mig_uuid(record, gi, ci, text);
+        if (strcasecmp(text, uuid) == 0)
+            return mock_instance_handle(MOCK_MIG_DEVICE, position, gi, ci);
+    }
+    return NULL;
 }
 
 nvmlReturn_t impl_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
@@ -179,9 +196,13 @@ nvmlReturn_t impl_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *devi
         return NVML_ERROR_INVALID_ARGUMENT;
     if (any_lost() != NVML_SUCCESS)
         return NVML_ERROR_GPU_IS_LOST;
-    for (unsigned int i = 0; i < mock_count(); ++i)
+    for (unsigned int i = 0; i < mock_count(); ++i) {
         if (text_is(&mock_gpu(mock_handle(i))->uuid, uuid))
             return hand_out("nvmlDeviceGetHandleByUUID", mock_handle(i), device);
+        const nvmlDevice_t mig = mig_by_uuid(mock_handle(i), uuid);
+        if (mig != NULL)
+            return hand_out("nvmlDeviceGetHandleByUUID", mig, device);
+    }
     return NVML_ERROR_NOT_FOUND;
 }
 

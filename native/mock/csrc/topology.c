@@ -6,8 +6,9 @@ static nvmlReturn_t give_pair(int64_t matrix, nvmlDevice_t one, nvmlDevice_t oth
     const struct mock_gpu *second = mock_gpu(other);
     if (second == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (mock_lost(second))
-        return NVML_ERROR_GPU_IS_LOST;
+    const nvmlReturn_t there = mock_presence(other);
+    if (there != NVML_SUCCESS)
+        return there;
     *value = mock_pair((size_t)matrix, one, other);
     return NVML_SUCCESS;
 }
