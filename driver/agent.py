@@ -13,7 +13,6 @@ import logging
 import sys
 import threading
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -131,6 +130,8 @@ class Agent:
 
     def _start_parts(self) -> _Parts | None:
         """Everything that can wait until the kubelet knows of us."""
+        from importlib import metadata
+
         from kubeletplugin.events import EventRecorder
         from kubeletplugin.healthserver import HealthServer
         from native.uevents import UeventWatcher

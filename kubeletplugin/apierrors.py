@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
-import urllib3
 
 from kubeletplugin.api import JSON
+
+if TYPE_CHECKING:
+    import urllib3
 
 
 class ApiError(Exception):

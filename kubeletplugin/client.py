@@ -14,18 +14,21 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
-import urllib3
-from urllib3.exceptions import HTTPError, InsecureRequestWarning, ProtocolError
 
 from kubeletplugin.api import JSON
 from kubeletplugin.apierrors import ApiError, ApiUnreachableError, error_of_answer, error_of_status
 from kubeletplugin.credentials import SERVICE_ACCOUNT, Access, Secret, TlsSource, TokenSource
 from kubeletplugin.kubeconfig import load_kubeconfig
 from kubeletplugin.ratelimit import TokenBucket
+
+if TYPE_CHECKING:
+    # urllib3 with ssl and http.client is a quarter of a plugin's way to its registration socket, and is of use only
+    # behind it: imported with the first request.
+    import urllib3
 
 __all__ = ["MERGE_PATCH", "ApiError", "ApiUnreachableError", "KubeClient", "WatchEvent"]
 
@@ -87,6 +90,9 @@ class KubeClient:
         self._tls = TlsSource(access) if parts.scheme == "https" else None
         if insecure_skip_verify:
             logger.warning("certificates of %s are not verified, as asked for", server)
+            import urllib3
+            from urllib3.exceptions import InsecureRequestWarning
+
             # Said once here; urllib3 would say it with each request.
             urllib3.disable_warnings(InsecureRequestWarning)
         self._bucket = TokenBucket(rate, burst)
@@ -199,6 +205,8 @@ class KubeClient:
         content_type: str,
         deadline: float,
     ) -> bytes:
+        from urllib3.exceptions import HTTPError
+
         renewed = False
         while True:
             try:
@@ -233,6 +241,8 @@ class KubeClient:
             ApiError: the watch was refused, or an ERROR event came (410 ``Expired``: list again).
             ApiUnreachableError: the stream broke or is no watch.
         """
+        from urllib3.exceptions import HTTPError
+
         stop = stop or threading.Event()
         options = {
             **(query or {}),
@@ -346,6 +356,9 @@ class KubeClient:
         headers: Mapping[str, str],
         deadline: float,
     ) -> urllib3.BaseHTTPResponse:
+        from urllib3 import Timeout
+        from urllib3.exceptions import ProtocolError
+
         attempts = 2 if method == "GET" else 1
         while True:
             attempts -= 1
@@ -358,7 +371,7 @@ class KubeClient:
                     headers=headers,
                     retries=False,
                     redirect=False,
-                    timeout=urllib3.Timeout(connect=min(CONNECT_TIMEOUT, left), read=left),
+                    timeout=Timeout(connect=min(CONNECT_TIMEOUT, left), read=left),
                     preload_content=False,
                 )
             except ProtocolError:
@@ -379,6 +392,8 @@ class KubeClient:
             return self._pool
 
     def _new_pool(self, tls: Any) -> urllib3.HTTPConnectionPool:
+        import urllib3
+
         if tls is None:
             return urllib3.HTTPConnectionPool(self._host, self._port, maxsize=8)
         return urllib3.HTTPSConnectionPool(

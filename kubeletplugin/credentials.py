@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import ssl  # imported with the first request: see kubeletplugin.client
 
 Secret: TypeAlias = str | Path
 
@@ -151,6 +153,8 @@ class TlsSource:
             return self._context
 
     def _make(self) -> ssl.SSLContext:
+        import ssl
+
         context = ssl.create_default_context()
         # Python 3.13 turned this on by default; many clusters' CAs lack the authority key identifier it demands.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -172,6 +176,8 @@ class TlsSource:
     @staticmethod
     def _only_trust(pem: str, like: ssl.SSLContext) -> ssl.SSLContext:
         """The cluster's own CA instead of the public ones, not beside them."""
+        import ssl
+
         context = ssl.create_default_context(cadata=pem)
         context.verify_flags = like.verify_flags
         context.minimum_version = like.minimum_version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 
 _VERBS = ("agent", "topology", "slices", "demo")
 
@@ -30,12 +30,28 @@ class UsageError(Exception):
     """The command cannot do what was asked; the message says why and what would help. Exit code 2."""
 
 
+class _ShowVersion(argparse.Action):
+    """Looks the version up only when it is asked for: importlib.metadata takes as long to import as argparse thrice."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from importlib import metadata
+
+        print(f"gpudra {metadata.version('gpudra')}")
+        parser.exit()
+
+
 def build_parser(verbs: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
     """The parser with the given verbs; each verb's module adds its own arguments."""
     parser = argparse.ArgumentParser(
         prog="gpudra", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--version", action="version", version=f"gpudra {metadata.version('gpudra')}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
         import_module(f"driver.cli.{verb}").add_parser(subparsers)
