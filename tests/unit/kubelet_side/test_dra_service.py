@@ -270,7 +270,7 @@ def test_a_retry_finds_the_work_of_the_call_that_took_too_long(
     node: Node, dra: dra_v1_pb2_grpc.DRAPluginStub, aside: ThreadPoolExecutor
 ) -> None:
     gate = node.driver.hold("uid-1")
-    assert dra.NodePrepareResources(prepare_request(ref()), timeout=0.5).claims["uid-1"].error
+    assert dra.NodePrepareResources(prepare_request(ref()), timeout=4).claims["uid-1"].error
     retry = aside.submit(dra.NodePrepareResources, prepare_request(ref()), timeout=30)
     gate.set()
     assert retry.result().claims["uid-1"].error == ""
@@ -281,8 +281,8 @@ def test_a_claim_that_somebody_else_works_on_says_who_and_since_when(
     node: Node, dra: dra_v1_pb2_grpc.DRAPluginStub
 ) -> None:
     gate = node.driver.hold("uid-1")
-    dra.NodePrepareResources(prepare_request(ref()), timeout=0.3)
-    text = dra.NodeUnprepareResources(unprepare_request(ref()), timeout=0.3).claims["uid-1"].error
+    dra.NodePrepareResources(prepare_request(ref()), timeout=4)
+    text = dra.NodeUnprepareResources(unprepare_request(ref()), timeout=4).claims["uid-1"].error
     assert "an earlier call (prepare, operation " in text
     assert "still works on claim default/claim-1 (uid uid-1); the kubelet asks again" in text
     gate.set()
@@ -324,7 +324,7 @@ def test_when_all_workers_are_busy_the_kubelet_is_told_so_in_time(node: Node, as
     with node.plugin(workers=1), node.stub() as dra:
         slow = aside.submit(dra.NodePrepareResources, prepare_request(ref(1)), timeout=30)
         assert node.driver.entered["uid-1"].wait(10)
-        reply = dra.NodePrepareResources(prepare_request(ref(2)), timeout=0.5)
+        reply = dra.NodePrepareResources(prepare_request(ref(2)), timeout=4)
         assert "was not begun, all workers are busy" in reply.claims["uid-2"].error
         gate.set()
         assert slow.result().claims["uid-1"].error == ""
