@@ -133,11 +133,12 @@ def test_its_own_token_may_not_write_a_slice_of_another_node(daemonset: dict[str
     pod.close()
 
 
-def test_its_sockets_are_named_by_the_pod_and_gone_with_it(
+def test_its_sockets_are_the_pod_s_own_and_gone_with_it_and_the_slices_stay(
     daemonset: dict[str, Any], cluster: Layout, api: Api, namespace: Namespace
 ) -> None:
     uid = daemonset["metadata"]["uid"]
-    assert [socket.name for socket in cluster.registry.glob("*.sock") if uid in socket.name] != []
+    own_sockets = {socket.name for socket in cluster.registry.glob("*.sock")}
+    assert len(own_sockets) == 1, "named by a hash of the UID where the UID makes the path too long"
     before = {
         item["metadata"]["uid"] for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}")
     }
@@ -145,7 +146,9 @@ def test_its_sockets_are_named_by_the_pod_and_gone_with_it(
     api.wait("pods", AGENT_NAMESPACE, daemonset["metadata"]["name"], lambda pod: pod is None, "the pod is gone")
     successor = ready_pod(api)
     assert successor["metadata"]["uid"] != uid
-    assert [socket.name for socket in cluster.registry.glob("*.sock") if uid in socket.name] == []
+    new_sockets = {socket.name for socket in cluster.registry.glob("*.sock")}
+    assert len(new_sockets) == 1
+    assert own_sockets.isdisjoint(new_sockets)
     after = {
         item["metadata"]["uid"] for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}")
     }

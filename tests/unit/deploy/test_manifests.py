@@ -101,9 +101,9 @@ def test_what_the_kubelet_and_the_runtime_read_has_the_same_path_inside_and_outs
     inside = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert inside.keys() == outside.keys()
     defaults = {name: FIELDS[name].default for name in ("plugins_dir", "registry_dir", "cdi_dir")}
-    assert inside["plugins"] == outside["plugins"] == defaults["plugins_dir"]
-    assert inside["registry"] == outside["registry"] == defaults["registry_dir"]
-    assert inside["cdi"] == outside["cdi"] == defaults["cdi_dir"]
+    told = {entry["name"]: entry.get("value") for entry in container["env"]}
+    for volume, setting in (("plugins", "plugins_dir"), ("registry", "registry_dir"), ("cdi", "cdi_dir")):
+        assert inside[volume] == outside[volume] == told[ENVIRONMENT_PREFIX + setting.upper()] == defaults[setting]
 
 
 def test_the_driver_s_files_and_sysfs_are_read_only_and_the_root_file_system_too(container: dict[str, Any]) -> None:
