@@ -295,7 +295,7 @@ def test_without_the_driver_nothing_is_remembered(kubelet: Kubelet) -> None:
 def test_a_call_that_takes_too_long_is_a_failure_that_names_what_still_runs(node: Node) -> None:
     node.api.add_claim(ref())
     gate = node.driver.hold("uid-1")
-    with kubelet_of(node, call_timeout=0.5) as kubelet, node.plugin():
+    with kubelet_of(node, call_timeout=4) as kubelet, node.plugin():
         kubelet.plugins.wait_registered(DRIVER)
         with pytest.raises(KubeletError, match="claim-1: prepare still runs and goes on"):
             kubelet.prepare_pod("pod-1", "default", ["claim-1"])
