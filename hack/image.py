@@ -64,7 +64,8 @@ def build(output: Path) -> None:
         for name, packages in BASES.items():
             _ensure_base(cache, name, packages)
         _say("building the image")
-        _buildah("build", "--layers", "--volume", f"{CA_BUNDLE}:{CA_BUNDLE}:ro", "--build-arg", f"BASE={RUNTIME_BASE}",
+        _buildah("build", "--layers",
+            "--force-rm", "--volume", f"{CA_BUNDLE}:{CA_BUNDLE}:ro", "--build-arg", f"BASE={RUNTIME_BASE}",
                  "--build-arg", f"BUILD_BASE={BUILD_BASE}", "--tag", TAG, str(REPOSITORY))  # fmt: skip
         fresh = archive.with_suffix(".new")
         fresh.unlink(missing_ok=True)
@@ -133,7 +134,9 @@ def _buildah(*arguments: str) -> None:
 
 def _buildah_command() -> list[str]:
     storage = cache_folder() / "storage"
-    return ["buildah", "--root", str(storage / "root"), "--runroot", str(storage / "run")]
+    # In a mount namespace of its own: buildah leaves mounts of its storage behind.
+    private = ["unshare", "--mount", "--propagation=private"]
+    return [*private, "buildah", "--root", str(storage / "root"), "--runroot", str(storage / "run")]
 
 
 def _run(command: list[str], environment: Mapping[str, str] | None = None) -> None:

@@ -229,6 +229,7 @@ def _remove(layout: Layout, *, keep_logs: bool = False) -> None:
     with contextlib.suppress(ClusterError):  # no state: the node died before it had a network
         node.remove_link(layout.load().link)
     node.remove_cgroups(_container_ids(layout))
+    node.unmount_below(layout.root)
     if not layout.root.exists():
         return
     if not (layout.root / _MARKER).exists():

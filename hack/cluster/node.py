@@ -106,3 +106,11 @@ def _remove_cgroup(folder: Path) -> None:
                 wait_gone(of_pid("a container's process", pid), 1)
         else:
             return
+
+
+def unmount_below(folder: Path) -> None:
+    """Take away what a test mounted on the machine below the cluster's folder and could not clean up."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]  # spaces stand as \\040
+    for point in reversed([point for point in points if point.is_relative_to(folder)]):
+        run_checked(["umount", "--lazy", str(point)])

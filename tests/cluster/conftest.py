@@ -20,7 +20,7 @@ from native.mock import MockNode
 
 ABOUT_US = re.compile(r"gpu\.nvidia\.com|gpudra|[Dd]ynamicResource|DRA ")
 ERROR_LINE = re.compile(r"^E\d{4} |level=error|\"level\":\"error\"")
-WATCHED = ("kube-apiserver", "kube-scheduler", "kubelet", "kube-controller-manager")
+WATCHED = ("kube-apiserver", "kube-scheduler", "kubelet")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
