@@ -15,19 +15,25 @@ _HERE = Path(__file__).resolve().parent
 _SOURCES = "native/csrc"
 
 
+_PARTS = ("nvml_door", "nvml_mig")
+
+
 def _declarations() -> str:
-    """The part of nvml_door.h between its cdef marks: one declaration for the compiler and for cffi."""
-    header = (_HERE / "nvml_door.h").read_text(encoding="utf-8")
-    return header.split("/* cdef begin */", 1)[1].split("/* cdef end */", 1)[0]
+    """What stands between the cdef marks of the headers: one declaration for the compiler and for cffi."""
+    parts = []
+    for part in _PARTS:
+        header = (_HERE / f"{part}.h").read_text(encoding="utf-8")
+        parts.append(header.split("/* cdef begin */", 1)[1].split("/* cdef end */", 1)[0])
+    return "".join(parts)
 
 
 ffibuilder = FFI()
 ffibuilder.cdef("typedef struct { ...; } door_progress;" + _declarations())
 ffibuilder.set_source(
     "native._nvml",
-    '#include "nvml_door.h"',
-    sources=[f"{_SOURCES}/nvml_door.c"],
-    depends=[f"{_SOURCES}/nvml_door.h", f"{_SOURCES}/vendor/nvml.h"],
+    "\n".join(f'#include "{part}.h"' for part in _PARTS),
+    sources=[f"{_SOURCES}/{part}.c" for part in _PARTS],
+    depends=[f"{_SOURCES}/{name}" for name in (*(f"{part}.h" for part in _PARTS), "nvml_api.h", "vendor/nvml.h")],
     include_dirs=[_SOURCES],
     libraries=["dl"],
     extra_compile_args=[

@@ -1,15 +1,9 @@
 /* See nvml_door.h. The fallbacks from newer calls to older ones are all here; the rules are those of nvml.h. */
-#include "nvml_door.h"
+#include "nvml_api.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#ifndef NVML_NO_UNVERSIONED_FUNC_DEFS
-#error "build with -DNVML_NO_UNVERSIONED_FUNC_DEFS: otherwise nvml.h renames the functions that are looked up by name"
-#endif
-#include "vendor/nvml.h"
 
 /* The library writes into these: a header whose layout is not the documented one must not compile. */
 _Static_assert(sizeof(nvmlPciInfo_t) == 68, "nvmlPciInfo_t");
@@ -25,73 +19,8 @@ _Static_assert(sizeof(((nvmlPciInfo_t *)0)->busId) == DOOR_ADDRESS, "DOOR_ADDRES
 _Static_assert(NVML_NVLINK_MAX_LINKS == DOOR_LINKS, "DOOR_LINKS");
 _Static_assert(NVML_GPU_FABRIC_UUID_LEN == DOOR_FABRIC_UUID, "DOOR_FABRIC_UUID");
 
-#define FUNCTIONS(X)                     \
-    X(nvmlInitWithFlags)                 \
-    X(nvmlInit_v2)                       \
-    X(nvmlShutdown)                      \
-    X(nvmlSystemGetDriverVersion)        \
-    X(nvmlSystemGetNVMLVersion)          \
-    X(nvmlSystemGetCudaDriverVersion_v2) \
-    X(nvmlDeviceGetCount_v2)             \
-    X(nvmlDeviceGetCount)                \
-    X(nvmlDeviceGetHandleByIndex_v2)     \
-    X(nvmlDeviceGetHandleByIndex)        \
-    X(nvmlDeviceGetHandleByPciBusId_v2)  \
-    X(nvmlDeviceGetHandleByPciBusId)     \
-    X(nvmlDeviceGetPciInfo_v3)           \
-    X(nvmlDeviceGetPciInfo_v2)           \
-    X(nvmlDeviceGetPciInfo)              \
-    X(nvmlDeviceGetIndex)                \
-    X(nvmlDeviceGetUUID)                 \
-    X(nvmlDeviceGetName)                 \
-    X(nvmlDeviceGetBrand)                \
-    X(nvmlDeviceGetArchitecture)         \
-    X(nvmlDeviceGetCudaComputeCapability) \
-    X(nvmlDeviceGetSerial)               \
-    X(nvmlDeviceGetBoardPartNumber)      \
-    X(nvmlDeviceGetVbiosVersion)         \
-    X(nvmlDeviceGetMinorNumber)          \
-    X(nvmlDeviceGetModuleId)             \
-    X(nvmlDeviceGetMemoryInfo_v2)        \
-    X(nvmlDeviceGetMemoryInfo)           \
-    X(nvmlDeviceGetBAR1MemoryInfo)       \
-    X(nvmlDeviceGetAddressingMode)       \
-    X(nvmlDeviceGetEccMode)              \
-    X(nvmlDeviceGetMigMode)              \
-    X(nvmlDeviceGetComputeMode)          \
-    X(nvmlDeviceGetPersistenceMode)      \
-    X(nvmlDeviceGetVirtualizationMode)   \
-    X(nvmlDeviceGetMaxPcieLinkGeneration) \
-    X(nvmlDeviceGetMaxPcieLinkWidth)     \
-    X(nvmlDeviceGetNumaNodeId)           \
-    X(nvmlDeviceGetNvLinkState)          \
-    X(nvmlDeviceGetNvLinkVersion)        \
-    X(nvmlDeviceGetNvLinkRemotePciInfo_v2) \
-    X(nvmlDeviceGetNvLinkRemotePciInfo)  \
-    X(nvmlDeviceGetNvLinkRemoteDeviceType) \
-    X(nvmlDeviceGetGpuFabricInfoV)       \
-    X(nvmlDeviceGetGpuFabricInfo)
-
-/* Pointers typed by the header's own prototypes. Naming a deprecated function there is meant: old drivers need it. */
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-typedef struct {
-#define MEMBER(name) __typeof__(name) *name;
-    FUNCTIONS(MEMBER)
-#undef MEMBER
-} door_api;
-#pragma GCC diagnostic pop
-
-struct door {
-    void *library;
-    door_progress *progress;
-    door_api api;
-    int gpu; /* that calls are about now; -1: none */
-    int initialised;
-};
-
 /* A sequence lock of one writer: odd while `call` and `gpu` change. All sequentially consistent: this is not hot. */
-static void show(door *door, const char *call)
+void door_show(door *door, const char *call)
 {
     door_progress *progress = door->progress;
     atomic_fetch_add(&progress->sequence, 1);
@@ -100,16 +29,16 @@ static void show(door *door, const char *call)
     atomic_fetch_add(&progress->sequence, 1);
 }
 
-static int returned(door *door, int code)
+int door_returned(door *door, int code)
 {
-    show(door, NULL);
+    door_show(door, NULL);
     return code;
 }
 
-#define CALL(door, function, ...)                                                              \
-    ((door)->api.function == NULL                                                              \
-         ? (int)NVML_ERROR_FUNCTION_NOT_FOUND                                                  \
-         : (show((door), #function), returned((door), (int)(door)->api.function(__VA_ARGS__))))
+const char *door_last(const door *door)
+{
+    return door->last != NULL ? door->last : "dlopen";
+}
 
 void door_look(door_progress *progress, door_look_result *result)
 {
@@ -142,9 +71,9 @@ int door_open(door **out, const char *path, door_progress *progress, char *error
     }
     opened->progress = progress;
     opened->gpu = -1;
-    show(opened, "dlopen");
+    door_show(opened, "dlopen");
     opened->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    show(opened, NULL);
+    door_show(opened, NULL);
     if (opened->library == NULL) {
         const char *words = dlerror();
         snprintf(error, error_size, "%s", words != NULL ? words : "dlopen failed and did not say why");
@@ -209,6 +138,12 @@ static int handle_of(door *door, const door_gpu *gpu, nvmlDevice_t *device)
                                                  : CALL(door, nvmlDeviceGetHandleByPciBusId, gpu->address, device);
 }
 
+int door_reach(door *door, const door_gpu *gpus, int position, nvmlDevice_t *device)
+{
+    door->gpu = gpus[position].address[0] == '\0' ? -1 : position;
+    return handle_of(door, &gpus[position], device);
+}
+
 static void take_pci(door_pci *out, const nvmlPciInfo_t *info)
 {
     memcpy(out->bus_id, info->busId, sizeof(out->bus_id));
@@ -254,12 +189,6 @@ static void read_identity(door *door, nvmlDevice_t device, door_gpu *gpu)
     codes[DOOR_MODULE_ID] = CALL(door, nvmlDeviceGetModuleId, device, &gpu->module_id);
 }
 
-/* Whether a versioned call says "not in this form": the symbol or the struct version is newer than the driver. */
-static int too_new(int code)
-{
-    return code == NVML_ERROR_FUNCTION_NOT_FOUND || code == NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-}
-
 static void read_memory(door *door, nvmlDevice_t device, door_gpu *gpu)
 {
     nvmlMemory_v2_t second;
@@ -269,7 +198,7 @@ static void read_memory(door *door, nvmlDevice_t device, door_gpu *gpu)
     gpu->codes[DOOR_MEMORY_RESERVED] = code;
     gpu->memory_total = second.total;
     gpu->memory_reserved = second.reserved;
-    if (too_new(code) || code == NVML_ERROR_NOT_SUPPORTED) {
+    if (door_too_new(code) || code == NVML_ERROR_NOT_SUPPORTED) {
         nvmlMemory_t first;
         memset(&first, 0, sizeof(first));
         code = CALL(door, nvmlDeviceGetMemoryInfo, device, &first);
@@ -371,7 +300,7 @@ static void read_fabric(door *door, nvmlDevice_t device, door_gpu *gpu)
         info.version = nvmlGpuFabricInfo_v2;
         code = CALL(door, nvmlDeviceGetGpuFabricInfoV, device, &info);
     }
-    if (too_new(code)) {
+    if (door_too_new(code)) {
         nvmlGpuFabricInfo_t first;
         memset(&first, 0, sizeof(first));
         memset(&info, 0, sizeof(info));
@@ -393,8 +322,7 @@ static void read_fabric(door *door, nvmlDevice_t device, door_gpu *gpu)
 static int locate(door *door, door_gpu *gpu, int position, nvmlDevice_t *device)
 {
     int by_index = gpu->address[0] == '\0';
-    door->gpu = by_index ? -1 : position;
-    gpu->codes[DOOR_HANDLE] = handle_of(door, gpu, device);
+    gpu->codes[DOOR_HANDLE] = door_reach(door, gpu - position, position, device);
     if (gpu->codes[DOOR_HANDLE] != NVML_SUCCESS) {
         return 0;
     }

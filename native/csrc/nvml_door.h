@@ -139,6 +139,8 @@ typedef struct {
 int door_open(door **out, const char *path, door_progress *progress, char *error, size_t error_size);
 /* Shuts NVML down and unloads the library. NULL is allowed. */
 void door_close(door *door);
+/* The function that was called last, or looked for in vain: the one to name when a call of a single GPU fails. */
+const char *door_last(const door *door);
 int door_has_symbol(const door *door, const char *name);
 int door_count(door *door, unsigned int *count);
 void door_read_node(door *door, door_node *node);

@@ -61,6 +61,23 @@ class NvmlError(Exception):
         super().__init__(f"{call}{where}: {code_name(code)}")
 
 
+_ACTIVATION_REMEDIES: dict[int, str] = {
+    NvmlReturn.IN_USE: "stop what holds the GPU open (jobs, nvidia-persistenced, DCGM and its exporter), then retry",
+    NvmlReturn.RESET_REQUIRED: "reset the GPU (nvidia-smi --gpu-reset), or reboot a virtual machine",
+    NvmlReturn.NOT_SUPPORTED: "this board or this virtual machine cannot switch it",
+}
+
+
+class MigActivationError(NvmlError):
+    """nvmlDeviceSetMigMode succeeded, but the mode is not active; ``mode`` is (current, pending) afterwards."""
+
+    def __init__(self, code: int, device: str, mode: tuple[bool, bool] | None) -> None:
+        super().__init__("nvmlDeviceSetMigMode", code, device)
+        self.mode = mode
+        remedy = _ACTIVATION_REMEDIES.get(code, "see the driver's log (dmesg)")
+        self.args = (f"the MIG mode of GPU {device} was not activated: {code_name(code)}: {remedy}",)
+
+
 class LibraryUnavailableError(NvmlError):
     """The library cannot be loaded, or its driver is not there (codes 9, 12, 18): a state of the node, not a crash."""
 

@@ -11,6 +11,8 @@ from native.nvml.protocol import Nvml
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "cffi", "pynvml")
+MOCK_MARKER = "gpudra_mock_marker"
+"""The symbol by which the mock library announces itself."""
 MPS_ENUMERATION = "NVML_MPS_DEVICE_ENUMERATION"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from native.nvml.migtypes import ComputeInstance, ComputeInstanceProfile, GpuInstance, Placement
 from native.nvml.types import CallInProgress, NvmlSnapshot
 
 
@@ -44,13 +45,55 @@ class Nvml(Protocol):
     def addresses(self) -> tuple[str | None, ...]:
         """Canonical PCI address per index; None for an index whose GPU does not answer."""
 
-    def snapshot(self, addresses: Sequence[str] | None = None) -> NvmlSnapshot:
+    def snapshot(self, addresses: Sequence[str] | None = None, *, mig: bool = False) -> NvmlSnapshot:
         """Read the whole node, GPU by GPU, never failing for one of them.
 
         Args:
             addresses: canonical PCI addresses to look the GPUs up by (nvmlDeviceGetHandleByPciBusId_v2 touches only
                 its target); None enumerates by index, for machines without a PCI tree in sysfs.
+            mig: read MIG profiles also of GPUs that are capable of MIG but have it off (drivers answer that on
+                Hopper and later, NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE). Where it is on, MIG is read
+                always.
         """
+
+    def compute_instance_profiles(self, address: str, gpu_instance: int) -> tuple[ComputeInstanceProfile, ...]:
+        """What compute instances a GPU instance can hold (nvmlGpuInstanceGetComputeInstanceProfileInfoV)."""
+
+    def remaining_capacity(self, address: str, profile_id: int) -> int:
+        """How many more instances of a profile fit now (nvmlDeviceGetGpuInstanceRemainingCapacity). Needs root."""
+
+    def set_mig_mode(self, address: str, enabled: bool) -> tuple[bool, bool]:
+        """Switch MIG on or off (nvmlDeviceSetMigMode). May reset the GPU and change its minor number.
+
+        Returns:
+            (current, pending), read again afterwards.
+
+        Raises:
+            MigActivationError: the call succeeded and the mode still is not active: IN_USE (19) while a client has
+                the GPU open, RESET_REQUIRED (16) where only a reset or a reboot helps.
+        """
+
+    def create_gpu_instance(self, address: str, profile_id: int, placement: Placement | None = None) -> GpuInstance:
+        """Make a GPU instance, at ``placement`` or where NVML chooses.
+
+        INSUFFICIENT_RESOURCES (23) also means that the placement is taken. An instance that was made but cannot be
+        read is destroyed again.
+        """
+
+    def create_compute_instance(self, address: str, gpu_instance: int, profile_id: int) -> ComputeInstance:
+        """Make a compute instance; its UUID is that of the MIG device. Undone when it cannot be read."""
+
+    def destroy_compute_instance(self, address: str, gpu_instance: int, compute_instance: int) -> None:
+        """nvmlComputeInstanceDestroy. NOT_FOUND (6): there is none; IN_USE (19): a process is on it."""
+
+    def destroy_gpu_instance(self, address: str, gpu_instance: int) -> None:
+        """nvmlGpuInstanceDestroy. IN_USE (19) while compute instances are in it."""
+
+    def set_compute_mode(self, address: str, mode: int) -> None:
+        """nvmlDeviceSetComputeMode: 0 default, 2 prohibited, 3 exclusive process. Lost when the driver is reloaded."""
+
+    def set_persistence_mode(self, address: str, enabled: bool) -> None:
+        """nvmlDeviceSetPersistenceMode."""
 
     def progress(self) -> CallInProgress | None:
         """The NVML call under way, for a watcher in another thread; None between calls."""

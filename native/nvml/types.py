@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
-_NO_CODES: Mapping[str, int] = MappingProxyType({})
+from native.nvml.migtypes import NO_CODES as _NO_CODES
+from native.nvml.migtypes import MigState
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class GpuSnapshot:
     nvlinks: tuple[NvLink, ...] | None = None
     """Every link the GPU has, active or not; None where NVLink is not supported."""
     fabric: FabricInfo | None = None
+    mig: MigState | None = None
+    """Read where MIG is on, and where it was asked for; otherwise None without a code."""
     codes: Mapping[str, int] = field(default_factory=lambda: _NO_CODES)
     """Field name -> NVML return code of the call that gave no value. ``handle``: the GPU itself was not reachable."""
 

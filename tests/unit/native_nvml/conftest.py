@@ -47,6 +47,16 @@ class StubNode:
     def set(self, name: str, number: int) -> StubNode:
         return self._add(f"{name} {number}")
 
+    def mig(self, address: str) -> StubNode:
+        return self._add(f"mig on {address}")
+
+    def gpu_instance(self, address: str, number: int, profile: int, start: int, size: int) -> StubNode:
+        return self._add(f"gi {number}:{profile}:{start}:{size} {address}")
+
+    def compute_instance(self, address: str, instance: int, number: int, profile: int, index: int) -> StubNode:
+        """One compute slice from the start; ``index`` is that of the MIG device."""
+        return self._add(f"ci {instance}:{number}:{profile}:0:1:{index} {address}")
+
     def mend(self) -> None:
         """All faults gone; calls that hang come back."""
         self.lines.clear()

@@ -6,6 +6,7 @@
  *   text <function> <address|*> <hexadecimal bytes>
  *   hang <function> <address|*>   the call does not come back while the line stands there
  *   links <number of links>
+ * and those of stub_mig.h.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,8 +29,11 @@ struct line {
     char address[64];
     char value[512];
 };
-static struct line lines[64];
+static struct line lines[128];
 static unsigned int line_count;
+static unsigned int refreshed; /* how often they were read */
+static int set_mode[32];
+static int set_persistence[32] = {[0 ... 31] = 1};
 
 /* Read anew only when the file was replaced, as the tests do. */
 static void refresh(void)
@@ -49,7 +53,8 @@ static void refresh(void)
         FILE *file = fopen(path, "r");
         last = now;
         line_count = 0;
-        while (file != NULL && line_count < 64 && fgets(text, sizeof(text), file) != NULL) {
+        refreshed++;
+        while (file != NULL && line_count < 128 && fgets(text, sizeof(text), file) != NULL) {
             struct line *line = &lines[line_count++];
             memset(line, 0, sizeof(*line));
             sscanf(text, "%15s %127s %63s %511s", line->verb, line->function, line->address, line->value);
@@ -238,9 +243,15 @@ static nvmlReturn_t pci_info(const char *function, nvmlDevice_t device, nvmlPciI
 }
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, nvmlPciInfo_t *out) { return pci_info(__func__, d, out); }
 nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t d, nvmlPciInfo_t *out) { return pci_info(__func__, d, out); }
+static int mig_uuid(nvmlDevice_t device, char *out, unsigned int length);
+static int mig_on(nvmlDevice_t device);
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned int length)
 {
     char plain[64];
+    int code = mig_uuid(device, out, length);
+    if (code >= 0) {
+        return (nvmlReturn_t)code;
+    }
     snprintf(plain, sizeof(plain), "GPU-00000000-0000-0000-0000-%012u", index_of(device));
     return (nvmlReturn_t)text(__func__, device, out, length, plain);
 }
@@ -253,8 +264,8 @@ DEVICE_NUMBER(nvmlDeviceGetBrand, nvmlBrandType_t, NVML_BRAND_NVIDIA)
 DEVICE_NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_HOPPER)
 DEVICE_NUMBER(nvmlDeviceGetMinorNumber, unsigned int, index_of(device))
 DEVICE_NUMBER(nvmlDeviceGetModuleId, unsigned int, 7 - index_of(device))
-DEVICE_NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, NVML_COMPUTEMODE_DEFAULT)
-DEVICE_NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
+DEVICE_NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, set_mode[index_of(device)])
+DEVICE_NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, set_persistence[index_of(device)])
 DEVICE_NUMBER(nvmlDeviceGetVirtualizationMode, nvmlGpuVirtualizationMode_t, NVML_GPU_VIRTUALIZATION_MODE_NONE)
 DEVICE_NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, 5)
 DEVICE_NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, 16)
@@ -307,7 +318,7 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *curren
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
     GATE(device);
-    *current = 0;
+    *current = mig_on(device) ? 1 : 0;
     *pending = 1;
     return NVML_SUCCESS;
 }
@@ -369,3 +380,4 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
     out->healthMask = 0x1555;
     return NVML_SUCCESS;
 }
+#include "stub_mig.h"

@@ -69,7 +69,8 @@ def test_a_healthy_node_is_read_whole(node, opened: Open) -> None:
     assert [gpu.address for gpu in snapshot.gpus] == list(ADDRESSES)
     gpu = snapshot.gpus[1]
     assert gpu.codes == {}
-    assert all(getattr(gpu, field.name) is not None for field in fields(GpuSnapshot))
+    assert all(getattr(gpu, field.name) is not None for field in fields(GpuSnapshot) if field.name != "mig")
+    assert gpu.mig is None
     assert (gpu.index, gpu.minor_number, gpu.module_id) == (1, 1, 6)
     assert gpu.uuid == "GPU-00000000-0000-0000-0000-000000000001"
     assert (gpu.pci_device_id, gpu.pci_subsystem_id) == (0x233010DE, 0x16C110DE)
@@ -156,7 +157,7 @@ def test_each_getter_may_fail_alone_and_its_code_is_kept(node, field: str, call:
     gpu = by_address.gpus[1]
     assert getattr(gpu, field) is None
     assert gpu.codes[field] == code
-    others = {other.name for other in fields(GpuSnapshot)} - {field, "codes", "memory_total"}
+    others = {other.name for other in fields(GpuSnapshot)} - {field, "codes", "memory_total", "mig"}
     assert all(getattr(gpu, other) is not None for other in others)
 
 

@@ -26,7 +26,8 @@ def test_auto_takes_the_compiled_extension(node) -> None:
 def test_without_the_extension_auto_falls_back_with_a_warning(
     node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "native.nvml.cffi_backend", raising=False)
+    for module in ("cffi_backend", "cffi_library", "cffi_mig"):
+        monkeypatch.delitem(sys.modules, f"native.nvml.{module}", raising=False)
     monkeypatch.delattr("native._nvml", raising=False)
     monkeypatch.setitem(sys.modules, "native._nvml", None)
     with caplog.at_level(logging.WARNING, logger="native.nvml.opening"):

@@ -16,7 +16,7 @@ def test_reading_is_clean_while_another_thread_watches(node, tmp_path: Path, san
     program = tmp_path / "watched-read"
     flags = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1", "-std=gnu11", "-Wall", "-Wextra"]
     flags += ["-Werror", "-DNVML_NO_UNVERSIONED_FUNC_DEFS", f"-I{CSRC}", f"-I{CSRC / 'vendor'}"]
-    sources = [str(Path(__file__).with_name("watched_read.c")), str(CSRC / "nvml_door.c")]
+    sources = [str(Path(__file__).with_name("watched_read.c")), *map(str, sorted(CSRC.glob("nvml_*.c")))]
     subprocess.run(["cc", *flags, "-o", str(program), *sources, "-ldl", "-lpthread"], check=True)
     node.text("nvmlDeviceGetName", b"\xff" * 255, ADDRESSES[0])
     node.text("nvmlDeviceGetPciInfo_v3", b"\xff" * 32, ADDRESSES[1])

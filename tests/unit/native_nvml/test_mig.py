@@ -1,0 +1,471 @@
+"""MIG through both backends: what a snapshot says of partitions, and the calls that change them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from native.nvml import make_backend
+from native.nvml.errors import LibraryUnavailableError, MigActivationError, NvmlError, NvmlReturn
+from native.nvml.migtypes import MigState, Placement
+from native.nvml.migvalues import READINGS_AT_MOST, MigReading, mig_uuid, profile_name, settle
+from native.nvml.protocol import Nvml
+from native.nvml.types import GpuSnapshot, NvmlSnapshot
+
+Open = Callable[..., Nvml]
+ADDRESSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0")
+GPU = ADDRESSES[1]
+LISTS = ("profiles", "instances", "devices")
+
+
+def both(node, *, mig: bool = False, asked: tuple[str, ...] | None = ADDRESSES) -> NvmlSnapshot:
+    """The node by both backends; equal, or the test fails here."""
+    readings = []
+    for name in ("cffi", "pynvml"):
+        library = make_backend(node.library, name)
+        library.open()
+        try:
+            readings.append(library.snapshot(asked, mig=mig))
+        finally:
+            library.close()
+    assert readings[0] == readings[1]
+    return readings[0]
+
+
+def state(node, *, mig: bool = False) -> MigState:
+    found = both(node, mig=mig).gpus[1].mig
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def split(node):
+    """The second GPU is split: a half with one device, a 1g with two, and a 1g with none."""
+    node.mig(GPU)
+    node.gpu_instance(GPU, 2, 9, 4, 4).gpu_instance(GPU, 7, 19, 0, 1).gpu_instance(GPU, 9, 19, 2, 1)
+    node.compute_instance(GPU, 2, 0, 2, index=0)
+    return node.compute_instance(GPU, 7, 1, 0, index=5).compute_instance(GPU, 7, 0, 0, index=3)
+
+
+def test_a_board_with_mig_off_is_asked_for_its_mode_only(node, opened: Open) -> None:
+    node.code("nvmlDeviceGetGpuInstanceProfileInfoV", NvmlReturn.UNKNOWN)
+    assert [gpu.mig for gpu in opened(node).snapshot(ADDRESSES).gpus] == [None] * 4
+    assert [gpu.codes for gpu in opened(node).snapshot(ADDRESSES).gpus] == [{}] * 4
+
+
+def test_profiles_of_a_board_with_mig_off_are_read_when_asked_for(node) -> None:
+    found = state(node, mig=True)
+    assert found.profiles is not None
+    assert [profile.id for profile in found.profiles] == [19, 14, 9, 0, 20]
+    assert (found.instances, found.devices, found.codes, found.stable) == ((), (), {}, True)
+
+
+def test_a_board_that_has_no_mig_is_not_asked_even_then(node) -> None:
+    node.code("nvmlDeviceGetMigMode", NvmlReturn.NOT_SUPPORTED)
+    assert [gpu.mig for gpu in both(node, mig=True).gpus] == [None] * 4
+
+
+@pytest.mark.bug("B93")
+def test_profiles_have_nvmls_name_and_id_and_their_holes_are_left_out(split) -> None:
+    profiles = state(split).profiles
+    assert profiles is not None
+    assert [(one.index, one.id, one.name) for one in profiles] == [
+        (0, 19, "1g.10gb"),
+        (1, 14, "2g.20gb"),
+        (2, 9, "3g.40gb"),
+        (4, 0, "7g.80gb"),
+        (7, 20, "1g.10gb+me"),
+    ]
+    assert profiles[2].placements == (Placement(0, 4), Placement(4, 4))
+    assert (profiles[2].slice_count, profiles[2].instance_count, profiles[2].memory_mib) == (3, 2, 39936)
+    assert (profiles[0].p2p, profiles[0].graphics) == (False, True)
+
+
+@pytest.mark.parametrize(("version", "name", "p2p", "graphics"), [(2, "1g.10gb", True, None), (1, None, False, None)])
+def test_profiles_fall_back_through_the_versions_of_their_struct(
+    split, version: int, name: str | None, p2p: bool, graphics: bool | None
+) -> None:
+    profiles = state(split.set("profiles", version)).profiles
+    assert profiles is not None
+    assert [one.id for one in profiles] == [19, 14, 9, 0, 20]
+    assert (profiles[0].name, profiles[0].p2p, profiles[0].graphics) == (name, p2p, graphics)
+
+
+def test_a_library_without_the_versioned_call_is_asked_in_the_old_way(make_node) -> None:
+    absent = ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlGpuInstanceGetComputeInstanceProfileInfoV")
+    node = make_node(absent=absent).mig(GPU).gpu_instance(GPU, 7, 19, 0, 1).compute_instance(GPU, 7, 0, 0, index=0)
+    found = state(node)
+    assert found.profiles is not None
+    assert [one.id for one in found.profiles] == [19, 14, 9, 0, 20]
+    assert found.instances is not None
+    assert len(found.instances[0].compute_instances) == 1
+
+
+def test_instances_carry_their_placement_and_their_compute_instances(split) -> None:
+    found = state(split)
+    assert found.instances is not None
+    assert [(one.id, one.profile_id, one.placement) for one in found.instances] == [
+        (2, 9, Placement(4, 4)),
+        (7, 19, Placement(0, 1)),
+        (9, 19, Placement(2, 1)),
+    ]
+    assert [len(one.compute_instances) for one in found.instances] == [1, 2, 0]
+    assert [(one.id, one.uuid) for one in found.instances[1].compute_instances] == [
+        (0, f"MIG-{GPU}-7-0-0"),
+        (1, f"MIG-{GPU}-7-1-0"),
+    ]
+    assert found.instance(9) == found.instances[2]
+    assert found.profile(9) is not None
+    assert (found.instance(1), found.profile(1)) == (None, None)
+
+
+def test_the_walk_over_mig_devices_goes_on_behind_holes(split) -> None:
+    devices = state(split).devices
+    assert devices is not None
+    assert [(one.index, one.gpu_instance, one.compute_instance, one.placement) for one in devices] == [
+        (0, 2, 0, Placement(4, 4)),
+        (3, 7, 0, Placement(0, 1)),
+        (5, 7, 1, Placement(0, 1)),
+    ]
+    assert devices[1].attributes is not None
+    assert (devices[1].attributes.multiprocessor_count, devices[1].attributes.memory_mib) == (16, 9984)
+    assert (devices[1].attributes.shared_ofa_count, devices[1].attributes.compute_instance_slice_count) == (5, 2)
+    assert [one.codes for one in devices] == [{}, {}, {}]
+
+
+def test_the_other_gpus_are_as_they_were(split, node) -> None:
+    split_gpus = both(split).gpus
+    node.mend()
+    plain = both(node).gpus
+    assert split_gpus[:1] + split_gpus[2:] == plain[:1] + plain[2:]
+    assert (split_gpus[1].mig_mode, plain[1].mig_mode) == ((True, True), (False, True))
+
+
+def test_by_index_and_by_address_the_partitions_are_the_same(split) -> None:
+    assert both(split, asked=None) == both(split)
+
+
+def test_a_gpu_whose_address_is_unreadable_is_still_read_by_index(split) -> None:
+    split.code("nvmlDeviceGetPciInfo_v3", NvmlReturn.UNKNOWN, GPU)
+    gpu = both(split, asked=None).gpus[1]
+    assert gpu.address is None
+    assert gpu.mig is not None
+    assert gpu.mig.devices is not None
+    assert len(gpu.mig.devices) == 3
+
+
+@pytest.mark.bug("B23")
+def test_a_set_of_devices_that_changes_between_readings_is_read_until_it_is_stable(split) -> None:
+    found = state(split.set("churn", 3))
+    assert found.stable
+    assert found.devices is not None
+    assert found.devices[0].uuid == f"MIG-{GPU}-2-0-0"
+
+
+@pytest.mark.bug("B23")
+def test_a_set_of_devices_that_never_rests_is_reported_as_unstable(split) -> None:
+    found = state(split.set("churn", 1000))
+    assert not found.stable
+    assert found.devices is not None
+    assert found.devices[0].uuid == f"MIG-{GPU}-2-0-{READINGS_AT_MOST}"
+
+
+def test_settling_asks_no_more_often_than_it_has_to() -> None:
+    def reading(number: int) -> MigReading:
+        return MigReading((0, (True, bool(number))), (0, ()), (0, ()))
+
+    for answers, asked, stable in (([1, 1, 0], 2, True), ([0, 1, 1], 3, True), ([0, 1] * 9, READINGS_AT_MOST, False)):
+        left = iter(answers)
+        seen: list[int] = []
+
+        def read(left=left, seen=seen) -> MigReading:
+            seen.append(next(left))
+            return reading(seen[-1])
+
+        assert settle(read)[1] is stable
+        assert len(seen) == asked
+
+
+@pytest.mark.bug("B18")
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo", "nvmlComputeInstanceGetInfo_v2"]
+)
+def test_without_permission_the_instances_are_unknown_and_the_devices_are_not(split, call: str) -> None:
+    found = state(split.code(call, NvmlReturn.NO_PERMISSION))
+    assert found.instances is None
+    assert found.codes == {"instances": NvmlReturn.NO_PERMISSION}
+    assert found.devices is not None
+    assert [(one.uuid is not None, one.placement) for one in found.devices] == [(True, None)] * 3
+
+
+@pytest.mark.bug("B18")
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("nvmlDeviceGetUUID/mig", "uuid"),
+        ("nvmlDeviceGetGpuInstanceId", "gpu_instance"),
+        ("nvmlDeviceGetComputeInstanceId", "compute_instance"),
+        ("nvmlDeviceGetAttributes_v2", "attributes"),
+    ],
+)
+def test_a_device_that_does_not_tell_one_thing_tells_the_rest(split, call: str, name: str) -> None:
+    found = state(split.code(call, NvmlReturn.NO_PERMISSION))
+    assert found.devices is not None
+    for device in found.devices:
+        assert device.codes == {name: NvmlReturn.NO_PERMISSION}
+        assert getattr(device, name) is None
+        others = {"uuid", "gpu_instance", "compute_instance", "attributes"} - {name}
+        assert all(getattr(device, other) is not None for other in others)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("nvmlDeviceGetGpuInstanceProfileInfoV", "profiles"),
+        ("nvmlDeviceGetMaxMigDeviceCount", "devices"),
+        ("nvmlDeviceGetMigDeviceHandleByIndex", "devices"),
+        ("nvmlGpuInstanceGetComputeInstanceProfileInfoV", "instances"),
+        ("nvmlGpuInstanceGetComputeInstances", "instances"),
+    ],
+)
+def test_a_list_that_breaks_off_is_unknown_not_short(split, call: str, name: str) -> None:
+    found = state(split.code(call, NvmlReturn.GPU_IS_LOST))
+    assert getattr(found, name) is None
+    assert found.codes[name] == NvmlReturn.GPU_IS_LOST
+    unaffected = set(LISTS) - set(found.codes)
+    assert all(getattr(found, other) is not None for other in unaffected)
+    # Instances are listed profile by profile.
+    assert set(found.codes) == ({"profiles", "instances"} if name == "profiles" else {name})
+
+
+def test_placements_that_are_refused_leave_the_profile(split) -> None:
+    profiles = state(split.code("nvmlDeviceGetGpuInstancePossiblePlacements_v2", NvmlReturn.NO_PERMISSION)).profiles
+    assert profiles is not None
+    assert [(one.placements, dict(one.codes)) for one in profiles] == [(None, {"placements": 4})] * 5
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, {}), (32, {}), (33, {"placements": 7}), (4000000000, {"placements": 7})]
+)
+def test_any_number_of_placements_does_no_harm(split, count: int, expected: dict[str, int]) -> None:
+    profiles = state(split.set("placements", count)).profiles
+    assert profiles is not None
+    assert dict(profiles[0].codes) == expected
+    assert (profiles[0].placements is None) == bool(expected)
+
+
+def test_a_gpu_that_dies_between_its_reading_and_its_partitions_says_so(split, opened: Open) -> None:
+    split.code("nvmlDeviceGetGpuInstanceProfileInfoV", NvmlReturn.GPU_IS_LOST)
+    split.code("nvmlDeviceGetGpuInstances", NvmlReturn.GPU_IS_LOST).code("nvmlDeviceGetMaxMigDeviceCount", 15)
+    found = state(split)
+    assert found == MigState(None, None, None, True, {"profiles": 15, "instances": 15, "devices": 15})
+
+
+@pytest.mark.bug("B04")
+@pytest.mark.bug("B95")
+def test_names_and_uuids_are_opaque_and_cleaned(split) -> None:
+    old = b"MIG-GPU-00000000-0000-0000-0000-000000000001/7/0\0junk"
+    split.text("nvmlDeviceGetUUID/mig", old, GPU)
+    split.text("nvmlDeviceGetGpuInstanceProfileInfoV", b"\xf8" * 96, GPU)
+    found = state(split)
+    assert found.devices is not None
+    assert found.devices[0].uuid == "MIG-GPU-00000000-0000-0000-0000-000000000001/7/0"
+    assert found.profiles is not None
+    assert found.profiles[0].name == "\ufffd" * 96
+
+
+@pytest.mark.bug("B95")
+def test_the_uuid_of_the_whole_gpu_is_not_taken_for_that_of_a_device() -> None:
+    assert mig_uuid(0, b"MIG-1\0") == "MIG-1"
+    assert mig_uuid(0, b"GPU-1\0") is None
+    assert mig_uuid(999, b"MIG-1\0") is None
+
+
+@pytest.mark.bug("B93")
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (b"MIG 1g.10gb\0", "1g.10gb"),
+        (b"MIG 1g.24gb+me.all\0", "1g.24gb+me.all"),
+        (b"3g.39gb\0", "3g.39gb"),
+        (b"MIG 1c.3g.40gb\0", "1c.3g.40gb"),
+        (b"MIG \0", None),
+        (b"\0", None),
+    ],
+)
+def test_profile_names_lose_their_prefix_only(raw: bytes, name: str | None) -> None:
+    assert profile_name(raw) == name
+
+
+def test_a_gpu_instance_goes_where_it_is_put_and_comes_back_as_it_is(split, opened: Open) -> None:
+    library = opened(split)
+    made = library.create_gpu_instance(GPU, 19, Placement(1, 1))
+    assert (made.profile_id, made.placement) == (19, Placement(1, 1))
+    found = library.snapshot((GPU,)).gpus[0].mig
+    assert found is not None
+    assert made in (found.instances or ())
+    library.destroy_gpu_instance(GPU, made.id)
+    after = library.snapshot((GPU,)).gpus[0].mig
+    assert after is not None
+    assert made not in (after.instances or ())
+
+
+def test_without_a_placement_nvml_chooses(split, opened: Open) -> None:
+    made = opened(split).create_gpu_instance(GPU, 20)
+    assert made.placement == Placement(3, 1)
+
+
+def test_a_taken_placement_is_an_error_with_its_code(split, opened: Open) -> None:
+    with pytest.raises(NvmlError, match=r"WithPlacement for GPU 0000:43:00\.0: INSUFFICIENT_RESOURCES") as caught:
+        opened(split).create_gpu_instance(GPU, 19, Placement(0, 1))
+    assert (caught.value.call, caught.value.device) == ("nvmlDeviceCreateGpuInstanceWithPlacement", GPU)
+
+
+def test_a_compute_instance_says_the_uuid_of_its_device(split, opened: Open) -> None:
+    library = opened(split)
+    assert [one.id for one in library.compute_instance_profiles(GPU, 9)] == [0, 1, 2, 4, 7]
+    made = library.create_compute_instance(GPU, 9, 0)
+    assert made.uuid == f"MIG-{GPU}-9-0-0"
+    library.destroy_compute_instance(GPU, 9, made.id)
+    with pytest.raises(NvmlError) as caught:
+        library.destroy_compute_instance(GPU, 9, made.id)
+    assert (caught.value.call, caught.value.code) == ("nvmlGpuInstanceGetComputeInstanceById", NvmlReturn.NOT_FOUND)
+
+
+def test_compute_profiles_say_what_they_share(split, opened: Open) -> None:
+    profile = opened(split).compute_instance_profiles(GPU, 9)[0]
+    assert (profile.name, profile.instance_count, profile.shared_decoder_count) == ("1g.10gb", 7, 1)
+
+
+def test_the_remaining_capacity_of_a_profile_is_told(split, opened: Open) -> None:
+    assert opened(split).remaining_capacity(GPU, 19) == 6
+    with pytest.raises(NvmlError) as caught:
+        opened(split).remaining_capacity(GPU, 77)
+    assert caught.value.code == NvmlReturn.INVALID_ARGUMENT
+
+
+@pytest.mark.bug("B91")
+def test_an_instance_that_holds_compute_instances_is_in_use(split, opened: Open) -> None:
+    with pytest.raises(NvmlError, match=r"nvmlGpuInstanceDestroy for GPU .*: IN_USE \(19\)"):
+        opened(split).destroy_gpu_instance(GPU, 7)
+
+
+@pytest.mark.parametrize("code", [NvmlReturn.UNKNOWN, NvmlReturn.GPU_IS_LOST])
+def test_an_instance_that_was_made_but_cannot_be_read_is_destroyed_again(split, opened: Open, code: int) -> None:
+    library = opened(split)
+    split.code("nvmlGpuInstanceGetInfo", code)
+    with pytest.raises(NvmlError) as caught:
+        library.create_gpu_instance(GPU, 19, Placement(1, 1))
+    assert (caught.value.call, caught.value.code) == ("nvmlGpuInstanceGetInfo", code)
+    split.lines.pop()
+    split.code("nvmlComputeInstanceGetInfo_v2", code)
+    with pytest.raises(NvmlError) as caught:
+        library.create_compute_instance(GPU, 9, 0)
+    assert (caught.value.call, caught.value.code) == ("nvmlComputeInstanceGetInfo_v2", code)
+    assert library.create_gpu_instance(GPU, 19, Placement(1, 1)).placement == Placement(1, 1)
+
+
+def test_the_mig_mode_is_switched_and_read_again(node, opened: Open) -> None:
+    assert opened(node).set_mig_mode(GPU, True) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(19, "nvidia-persistenced"), (16, "--gpu-reset"), (3, "board"), (77, "dmesg")]
+)
+def test_a_mode_that_was_not_activated_is_an_error_although_the_call_succeeded(
+    node, opened: Open, code: int, remedy: str
+) -> None:
+    node.set("activation", code)
+    with pytest.raises(MigActivationError, match=remedy) as caught:
+        opened(node).set_mig_mode(GPU, True)
+    assert (caught.value.code, caught.value.device, caught.value.mode) == (code, GPU, (False, True))
+
+
+def test_a_mode_that_cannot_be_read_back_is_not_made_up(node, opened: Open) -> None:
+    node.code("nvmlDeviceGetMigMode", NvmlReturn.UNKNOWN)
+    with pytest.raises(NvmlError, match="nvmlDeviceGetMigMode"):
+        opened(node).set_mig_mode(GPU, True)
+    node.set("activation", 16)
+    with pytest.raises(MigActivationError) as caught:
+        opened(node).set_mig_mode(GPU, True)
+    assert caught.value.mode is None
+
+
+def test_compute_and_persistence_mode_are_set_on_their_gpu_only(node, opened: Open) -> None:
+    library = opened(node)
+    library.set_compute_mode(GPU, 3)
+    library.set_persistence_mode(GPU, False)
+    gpus = library.snapshot(ADDRESSES).gpus
+    assert [gpu.compute_mode for gpu in gpus] == [0, 3, 0, 0]
+    assert [gpu.persistence_mode for gpu in gpus] == [True, False, True, True]
+
+
+CHANGES: dict[str, Callable[[Nvml, str], object]] = {
+    "nvmlDeviceSetMigMode": lambda nvml, gpu: nvml.set_mig_mode(gpu, True),
+    "nvmlDeviceCreateGpuInstance": lambda nvml, gpu: nvml.create_gpu_instance(gpu, 19),
+    "nvmlDeviceCreateGpuInstanceWithPlacement": lambda nvml, gpu: nvml.create_gpu_instance(gpu, 19, Placement(1, 1)),
+    "nvmlGpuInstanceCreateComputeInstance": lambda nvml, gpu: nvml.create_compute_instance(gpu, 9, 0),
+    "nvmlComputeInstanceDestroy": lambda nvml, gpu: nvml.destroy_compute_instance(gpu, 2, 0),
+    "nvmlGpuInstanceDestroy": lambda nvml, gpu: nvml.destroy_gpu_instance(gpu, 9),
+    "nvmlDeviceSetComputeMode": lambda nvml, gpu: nvml.set_compute_mode(gpu, 3),
+    "nvmlDeviceSetPersistenceMode": lambda nvml, gpu: nvml.set_persistence_mode(gpu, True),
+    "nvmlDeviceGetGpuInstanceRemainingCapacity": lambda nvml, gpu: nvml.remaining_capacity(gpu, 19),
+    "nvmlGpuInstanceGetComputeInstanceProfileInfoV": lambda nvml, gpu: nvml.compute_instance_profiles(gpu, 9),
+}
+
+
+@pytest.mark.bug("B26")
+@pytest.mark.parametrize("call", CHANGES)
+@pytest.mark.parametrize("code", [NvmlReturn.NO_PERMISSION, 77])
+def test_every_change_that_fails_names_its_call_and_its_gpu(split, opened: Open, call: str, code: int) -> None:
+    split.code(call, code)
+    with pytest.raises(NvmlError) as caught:
+        CHANGES[call](opened(split), "00000000:43:00.0")
+    assert (caught.value.call, caught.value.device, caught.value.code) == (call, GPU, code)
+
+
+@pytest.mark.parametrize("call", CHANGES)
+def test_every_change_looks_its_gpu_up_anew(split, opened: Open, call: str) -> None:
+    library = opened(split)
+    split.code("nvmlDeviceGetHandleByPciBusId_v2", NvmlReturn.GPU_IS_LOST, GPU)
+    with pytest.raises(NvmlError) as caught:
+        CHANGES[call](library, GPU)
+    assert (caught.value.call, caught.value.code) == ("nvmlDeviceGetHandleByPciBusId_v2", NvmlReturn.GPU_IS_LOST)
+
+
+@pytest.mark.parametrize("call", CHANGES)
+def test_every_change_says_that_the_driver_is_gone(split, opened: Open, call: str) -> None:
+    library = opened(split)
+    split.code("nvmlDeviceGetHandleByPciBusId_v2", NvmlReturn.DRIVER_NOT_LOADED)
+    with pytest.raises(LibraryUnavailableError, match="modprobe nvidia"):
+        CHANGES[call](library, GPU)
+
+
+@pytest.mark.parametrize("call", CHANGES)
+def test_every_change_needs_an_open_library(split, backend_name: str, call: str) -> None:
+    with pytest.raises(NvmlError) as caught:
+        CHANGES[call](make_backend(split.library, backend_name), GPU)
+    assert caught.value.code == NvmlReturn.UNINITIALIZED
+
+
+@pytest.mark.bug("B14")
+def test_a_change_under_way_is_seen_with_its_gpu(split, opened: Open, until) -> None:
+    library = opened(split)
+    split.hang("nvmlGpuInstanceDestroy", GPU)
+    thread = threading.Thread(target=lambda: library.destroy_gpu_instance(GPU, 9))
+    thread.start()
+    until(lambda: (call := library.progress()) is not None and call.call == "nvmlGpuInstanceDestroy")
+    call = library.progress()
+    assert call is not None
+    assert call.address == GPU
+    split.mend()
+    thread.join(20)
+    assert library.progress() is None
+
+
+def test_a_gpu_without_partitions_equals_itself_whatever_was_asked(node) -> None:
+    plain = both(node).gpus[0]
+    assert isinstance(plain, GpuSnapshot)
+    assert both(node, mig=True).gpus[0] != plain
