@@ -37,6 +37,16 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMetadata:
+    """What containers are to know of a device (KEP-5304); both fields as in resource.k8s.io/v1."""
+
+    attributes: Mapping[str, JSON] = field(default_factory=dict)
+    """Name -> ``{"string": ...}``, ``{"int": ...}``, ``{"bool": ...}`` or ``{"version": ...}``. At most 32."""
+    network_data: JSON | None = None
+    """``interfaceName``, ``ips``, ``hardwareAddress``."""
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedDevice:
     """One allocated device that is ready for containers (``Device`` of the kubelet's DRA gRPC API)."""
 
@@ -47,6 +57,8 @@ class PreparedDevice:
     cdi_device_ids: tuple[str, ...]
     """Fully qualified CDI names. The first must be unique per device: the kubelet's health report keys on it."""
     share_id: str | None = None
+    metadata: DeviceMetadata | None = None
+    """Used where the plugin hands out metadata; ``None``: not known yet (``Plugin.update_metadata`` adds it later)."""
 
 
 class PrepareError(Exception):

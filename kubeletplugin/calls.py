@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kubeletplugin.api import Claim, ClaimRef, Handler, Observer, PreparedDevice, PrepareError
 from kubeletplugin.claims import ClaimReader, check_ref, fetch_claim
 from kubeletplugin.locks import ClaimQueues, Turn
+from kubeletplugin.metadata import MetadataError, MetadataWriter
 from kubeletplugin.operation import operation_id
 
 log = logging.getLogger(__name__)
@@ -62,11 +63,20 @@ class ClaimCalls:
         reader: gets claims.
         observer: told how each claim's part of a call ended.
         workers: handler calls that may run at once.
+        metadata: writes what containers are to know of devices; ``None``: nothing is handed out.
     """
 
     def __init__(
-        self, driver_name: str, handler: Handler, reader: ClaimReader, observer: Observer, *, workers: int
+        self,
+        driver_name: str,
+        handler: Handler,
+        reader: ClaimReader,
+        observer: Observer,
+        *,
+        workers: int,
+        metadata: MetadataWriter | None = None,
     ) -> None:
+        self._metadata = metadata
         self._driver_name = driver_name
         self._handler = handler
         self._reader = reader
@@ -81,7 +91,7 @@ class ClaimCalls:
 
     def unprepare(self, refs: Sequence[ClaimRef], call: Call) -> dict[str, Outcome]:
         """Undoes it. Asks nobody but the handler: the claim may be gone, the API server away."""
-        return self._run(refs, call, self._handler.unprepare)
+        return self._run(refs, call, self._unprepare_batch)
 
     def is_busy(self) -> bool:
         """Whether any claim is being worked on, or waited for."""
@@ -174,8 +184,39 @@ class ClaimCalls:
         if claims and not call.is_active():
             outcomes |= {claim.ref.uid: _abandoned(claim.ref, call) for claim in claims}
         elif claims:
-            outcomes |= self._handler.prepare(claims)
-        return outcomes
+            answers = self._handler.prepare(claims)
+            outcomes |= answers
+            outcomes |= {claim.ref.uid: self._with_metadata(claim, answers.get(claim.ref.uid)) for claim in claims}
+        return {uid: outcome for uid, outcome in outcomes.items() if outcome is not None}
+
+    def _with_metadata(self, claim: Claim, outcome: Outcome) -> Outcome:
+        """The devices with the CDI names that bring the metadata of each request into containers.
+
+        A claim whose metadata cannot be written is not prepared (KEP-5304): a program would look for it in vain.
+        """
+        if self._metadata is None or outcome is None or isinstance(outcome, PrepareError):
+            return outcome
+        try:
+            names = self._metadata.write(claim, outcome)
+        except MetadataError as error:
+            return PrepareError(str(error), reason="MetadataFailed")
+        devices = []
+        for device in outcome:
+            # One mount is enough for each request, wherever it is asked for: the first device brings it.
+            bases = dict.fromkeys(request.partition("/")[0] for request in device.requests)
+            extra = tuple(names.pop(base) for base in bases if base in names)
+            devices.append(replace(device, cdi_device_ids=(*device.cdi_device_ids, *extra)))
+        return devices
+
+    def _unprepare_batch(self, batch: list[ClaimRef]) -> Mapping[str, Outcome]:
+        answers: dict[str, Outcome] = dict(self._handler.unprepare(batch))
+        for ref in batch if self._metadata is not None else ():
+            if self._metadata is not None and ref.uid in answers and answers[ref.uid] is None:
+                try:
+                    self._metadata.remove(ref)
+                except MetadataError as error:
+                    answers[ref.uid] = PrepareError(str(error), reason="MetadataFailed")
+        return answers
 
     def _fetch(self, batch: list[ClaimRef], call: Call) -> list[Claim | PrepareError]:
         def fetch(ref: ClaimRef) -> Claim | PrepareError:

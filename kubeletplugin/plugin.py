@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kubeletplugin.api import DriverResources, Handler, NullObserver, Observer
+from kubeletplugin.api import ClaimRef, DriverResources, Handler, NullObserver, Observer, PreparedDevice
 from kubeletplugin.calls import ClaimCalls
 from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
 from kubeletplugin.health import HealthBoard
 from kubeletplugin.healthservice import HEALTH_SERVICES, HealthService
+from kubeletplugin.metadata import MetadataWriter
 from kubeletplugin.neighbours import Neighbour, find_neighbours, instance_handler
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.registration import Registered, RegistrationService
@@ -38,6 +39,7 @@ from kubeletplugin.sockets import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
@@ -77,6 +79,9 @@ class Plugin:
         call_deadline: seconds until a call is answered whatever its state; below the kubelet's 45.
         health: what is known of the devices' health; the kubelet is offered to watch it. ``None``: the driver knows
             nothing, and the service is neither served nor advertised.
+        metadata_versions: API versions in which containers get the devices' metadata (``devicemetadata``), the one
+            that readers are to prefer first. Empty: they get none.
+        cdi_dir: where the container runtime looks for CDI specifications; only metadata needs it.
 
     Raises:
         ValueError: a name or number cannot be used.
@@ -96,6 +101,8 @@ class Plugin:
         workers: int = 8,
         call_deadline: float = 40.0,
         health: HealthBoard | None = None,
+        metadata_versions: Sequence[str] = (),
+        cdi_dir: Path = Path("/var/run/cdi"),
     ) -> None:
         if not _DRIVER_NAME.match(driver_name):
             raise ValueError(f"driver name {driver_name!r} is not a lower-case DNS subdomain of at most 63 characters")
@@ -112,7 +119,12 @@ class Plugin:
         self._plugins_dir = plugins_dir
         self._instance_uid = instance_uid
         self._workers = workers
-        self._calls = ClaimCalls(driver_name, handler, client, self._observer, workers=workers)
+        self._metadata = (
+            MetadataWriter(driver_name, plugins_dir / driver_name, cdi_dir, metadata_versions)
+            if metadata_versions
+            else None
+        )
+        self._calls = ClaimCalls(driver_name, handler, client, self._observer, workers=workers, metadata=self._metadata)
         self._service = DraService(self._calls, call_deadline)
         self._health = HealthService(health) if health is not None else None
         self._lock = threading.Lock()
@@ -171,6 +183,20 @@ class Plugin:
                 self._publisher.start()
             publisher = self._publisher
         publisher.update(resources)
+
+    def update_metadata(self, ref: ClaimRef, request: str, devices: Sequence[PreparedDevice]) -> int:
+        """Tells the containers of a prepared claim what is known by now of one request's devices.
+
+        Returns:
+            The metadata's generation, which readers can watch.
+
+        Raises:
+            MetadataError: the claim or request is not prepared, or the file cannot be written.
+            RuntimeError: the plugin hands out no metadata.
+        """
+        if self._metadata is None:
+            raise RuntimeError("device metadata is not enabled: pass metadata_versions")
+        return self._metadata.update(ref, request, devices)
 
     def stop(self, grace: float = 20.0) -> None:
         """Ends the plugin: new calls are refused, running ones get ``grace`` seconds, own sockets are removed.

@@ -6,6 +6,7 @@ Source: pkg/apis/resource/validation of Kubernetes 1.37 and the declarative rule
 from __future__ import annotations
 
 from kubeletplugin.validation.claims import validate_claim, validate_claim_status
+from kubeletplugin.validation.devicemetadata import validate_device_metadata
 from kubeletplugin.validation.fields import FieldError, Kind
 from kubeletplugin.validation.metadata import validate_metadata, validate_metadata_update
 from kubeletplugin.validation.slices import validate_slice
@@ -15,6 +16,7 @@ __all__ = [
     "Kind",
     "validate_claim",
     "validate_claim_status",
+    "validate_device_metadata",
     "validate_metadata",
     "validate_metadata_update",
     "validate_slice",
