@@ -1,0 +1,224 @@
+"""What passes between the plugin library and the driver: claims, answers, and the news for metrics and Events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from driver.bridge import AgentObserver, ClaimHandler, count_prepared, resources
+from driver.metrics import Deferred, Metrics
+from driver.prepare import ClaimError, ClaimRecord, ClaimRef, DeviceRecord, Phase, PreparedDevice, Reason
+from driver.publish import PoolDocument
+from kubeletplugin import api
+
+ONE = api.ClaimRef("ns", "one", "uid-1")
+TWO = api.ClaimRef("ns", "two", "uid-2")
+NODE = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}
+
+
+class FakePreparer:
+    """Answers from a table and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.asked: list[Any] = []
+        self.records: tuple[ClaimRecord, ...] = ()
+
+    def prepare(self, claims: dict[str, object]) -> dict[str, Any]:
+        self.asked.append(claims)
+        return {uid: self.answers[uid] for uid in claims}
+
+    def unprepare(self, refs: list[ClaimRef]) -> dict[str, Any]:
+        self.asked.append(refs)
+        return {ref.uid: self.answers.get(ref.uid) for ref in refs}
+
+    def prepared(self) -> tuple[ClaimRecord, ...]:
+        return self.records
+
+
+class FakeEvents:
+    """Keeps what is recorded."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.stopped = False
+
+    def record(self, *event: Any) -> None:
+        self.events.append(event)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def preparer() -> FakePreparer:
+    return FakePreparer()
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def deferred(metrics: Metrics) -> Deferred:
+    made = Deferred()
+    made.attach(metrics)
+    return made
+
+
+@pytest.fixture
+def handler(preparer: FakePreparer, deferred: Deferred) -> ClaimHandler:
+    return ClaimHandler(preparer, deferred)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def events() -> FakeEvents:
+    return FakeEvents()
+
+
+@pytest.fixture
+def observer(deferred: Deferred, events: FakeEvents) -> AgentObserver:
+    made = AgentObserver(deferred)
+    made.attach(events, NODE)  # type: ignore[arg-type]
+    return made
+
+
+def claims(*refs: api.ClaimRef) -> list[api.Claim]:
+    return [api.Claim(ref, {"metadata": {"uid": ref.uid}}) for ref in refs]
+
+
+def test_documents_go_to_the_driver_by_uid_and_devices_come_back(handler: ClaimHandler, preparer: FakePreparer) -> None:
+    preparer.answers["uid-1"] = (PreparedDevice(("req/sub",), "pool", "gpu-a", ("gpu.nvidia.com/claim=x",), "share"),)
+    results = handler.prepare(claims(ONE))
+    assert preparer.asked == [{"uid-1": {"metadata": {"uid": "uid-1"}}}]
+    assert results == {
+        "uid-1": [api.PreparedDevice(("req/sub",), "pool", "gpu-a", ("gpu.nvidia.com/claim=x",), "share")]
+    }
+
+
+def test_a_claim_without_devices_of_ours_is_an_empty_success(handler: ClaimHandler, preparer: FakePreparer) -> None:
+    preparer.answers["uid-1"] = ()
+    assert handler.prepare(claims(ONE)) == {"uid-1": []}
+
+
+def test_an_error_keeps_its_text_its_reason_and_whether_it_is_permanent(
+    handler: ClaimHandler, preparer: FakePreparer
+) -> None:
+    preparer.answers["uid-1"] = ClaimError("sharing.strategy: MPS", Reason.UNSUPPORTED_CONFIG, permanent=True)
+    preparer.answers["uid-2"] = ()
+    results = handler.prepare(claims(ONE, TWO))
+    error = results["uid-1"]
+    assert isinstance(error, api.PrepareError)
+    assert (str(error), error.reason, error.permanent) == ("sharing.strategy: MPS", "UnsupportedConfig", True)
+    assert results["uid-2"] == []
+
+
+def test_unprepare_answers_for_every_claim(handler: ClaimHandler, preparer: FakePreparer) -> None:
+    preparer.answers["uid-2"] = ClaimError("the disk is full", Reason.WRITE_FAILED)
+    answers = handler.unprepare([ONE, TWO])
+    assert preparer.asked == [[ClaimRef("ns", "one", "uid-1"), ClaimRef("ns", "two", "uid-2")]]
+    assert answers["uid-1"] is None
+    assert isinstance(answers["uid-2"], api.PrepareError)
+    assert answers["uid-2"].reason == "WriteFailed"
+
+
+def test_what_is_prepared_is_counted_from_the_records(
+    preparer: FakePreparer, deferred: Deferred, metrics: Metrics
+) -> None:
+    device = DeviceRecord("req", "pool", "gpu-a", None, False, "0000:1b:00.0", "GPU-a", "name")
+    preparer.records = (
+        ClaimRecord(ClaimRef("ns", "one", "uid-1"), Phase.PREPARED, (device, device)),
+        ClaimRecord(ClaimRef("ns", "two", "uid-2"), Phase.PREPARED, (device,)),
+    )
+    count_prepared(preparer, deferred)  # type: ignore[arg-type]
+    assert metrics.registry.get_sample_value("gpudra_prepared_claims") == 2
+    assert metrics.registry.get_sample_value("gpudra_prepared_devices", {"type": "gpu"}) == 3
+
+
+def test_a_pool_document_becomes_slices_in_its_order() -> None:
+    pool = PoolDocument("node-a/gpu.nvidia.com", (({"name": "a"}, {"name": "b"}), ({"name": "c"},)))
+    assert resources(pool) == api.DriverResources(
+        {
+            "node-a/gpu.nvidia.com": api.Pool(
+                (api.Slice(devices=({"name": "a"}, {"name": "b"})), api.Slice(devices=({"name": "c"},)))
+            )
+        }
+    )
+
+
+def test_an_empty_pool_is_one_empty_slice() -> None:
+    published = resources(PoolDocument("p", ((),)))
+    assert published.pools["p"].slices == (api.Slice(),)
+
+
+def test_a_refused_pool_is_an_event_once_and_a_reason_not_to_be_ready(
+    observer: AgentObserver, events: FakeEvents
+) -> None:
+    failure = api.PublishFailure("p", 422, "spec.devices[0].name: Invalid value", retryable=False)
+    observer.publish_failed(failure)
+    observer.publish_failed(failure)
+    ((regarding, kind, reason, message),) = events.events
+    assert (regarding, kind, reason) == (NODE, "Warning", "ResourceSliceRefused")
+    assert "spec.devices[0].name: Invalid value" in message
+    assert observer.publish_problem == message
+
+
+def test_a_pool_that_was_refused_and_is_published_again_makes_it_ready(observer: AgentObserver) -> None:
+    observer.publish_failed(api.PublishFailure("p", 422, "bad", retryable=False))
+    observer.published("p", slices=1, writes=1)
+    assert observer.publish_problem is None
+
+
+def test_another_refusal_is_another_event(observer: AgentObserver, events: FakeEvents) -> None:
+    observer.publish_failed(api.PublishFailure("p", 422, "bad name", retryable=False))
+    observer.publish_failed(api.PublishFailure("p", 422, "bad version", retryable=False))
+    assert [event[3].rpartition(": ")[2] for event in events.events] == ["bad name", "bad version"]
+
+
+def test_a_server_that_is_away_is_no_event_and_no_refusal(
+    observer: AgentObserver, events: FakeEvents, metrics: Metrics
+) -> None:
+    observer.publish_failed(api.PublishFailure("p", None, "connection refused", retryable=True))
+    assert events.events == []
+    assert observer.publish_problem is None
+    value = metrics.registry.get_sample_value("gpudra_publish_failures_total", {"pool": "p", "status": "none"})
+    assert value == 1
+
+
+def test_a_refusal_from_before_events_could_be_written_is_written_then(deferred: Deferred, events: FakeEvents) -> None:
+    observer = AgentObserver(deferred)
+    observer.publish_failed(api.PublishFailure("p", 422, "bad", retryable=False))
+    assert events.events == []
+    observer.attach(events, NODE)  # type: ignore[arg-type]
+    assert [event[2] for event in events.events] == ["ResourceSliceRefused"]
+
+
+def test_dropped_fields_are_named_with_the_gate_that_would_keep_them(
+    observer: AgentObserver, events: FakeEvents
+) -> None:
+    observer.dropped(api.DroppedFields("p", 0, ("devices[0].taints",), ("DRADeviceTaints",)))
+    ((_, _, reason, message),) = events.events
+    assert reason == "ResourceSliceFieldsDropped"
+    assert "devices[0].taints" in message
+    assert "DRADeviceTaints" in message
+
+
+def test_the_kubelets_word_is_logged_and_counted(
+    observer: AgentObserver, metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer.registered(ok=False, error="no supported version")
+    assert "no supported version" in caplog.text
+    assert metrics.registry.get_sample_value("gpudra_registered") == 0
+    observer.registered(ok=True, error="")
+    assert metrics.registry.get_sample_value("gpudra_registered") == 1
+
+
+def test_closing_ends_the_events(observer: AgentObserver, events: FakeEvents) -> None:
+    observer.close()
+    assert events.stopped
+
+
+def test_closing_before_there_were_events_is_fine(deferred: Deferred) -> None:
+    AgentObserver(deferred).close()
