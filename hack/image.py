@@ -64,9 +64,9 @@ def build(output: Path) -> None:
         for name, packages in BASES.items():
             _ensure_base(cache, name, packages)
         _say("building the image")
-        _buildah("build", "--layers",
-            "--force-rm", "--volume", f"{CA_BUNDLE}:{CA_BUNDLE}:ro", "--build-arg", f"BASE={RUNTIME_BASE}",
-                 "--build-arg", f"BUILD_BASE={BUILD_BASE}", "--tag", TAG, str(REPOSITORY))  # fmt: skip
+        volume = f"{CA_BUNDLE}:{CA_BUNDLE}:ro"
+        bases = ["--build-arg", f"BASE={RUNTIME_BASE}", "--build-arg", f"BUILD_BASE={BUILD_BASE}"]
+        _buildah("build", "--layers", "--force-rm", "--volume", volume, *bases, "--tag", TAG, str(REPOSITORY))
         fresh = archive.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         _buildah("push", TAG, f"oci-archive:{fresh}:{TAG}")

@@ -27,6 +27,7 @@ PACKAGES_NEEDED = {
     "containernetworking-plugins": "/usr/lib/cni/ptp",
     "iptables": "/usr/sbin/iptables",
     "conntrack": "/usr/sbin/conntrack",
+    "openssl": "/usr/bin/openssl",
     "iproute2": "/usr/bin/ip",
     "util-linux": "/usr/bin/nsenter",
 }
