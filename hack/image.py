@@ -112,9 +112,9 @@ def _ensure_base(cache: Path, name: str, packages: tuple[str, ...]) -> None:
     marker.touch()
 
 
-def mirror() -> str:
-    """The Debian mirror of this machine's apt."""
-    for file in sorted(Path("/etc/apt").glob("sources.list*")) + sorted(Path("/etc/apt/sources.list.d").glob("*")):
+def mirror(apt: Path = Path("/etc/apt")) -> str:
+    """The Debian mirror of this machine's apt; the public one where it has none."""
+    for file in sorted(apt.glob("sources.list*")) + sorted(apt.glob("sources.list.d/*")):
         for line in file.read_text().splitlines() if file.is_file() else []:
             words = [word for word in line.split() if word.startswith(("http:", "https:"))]
             if not line.startswith("#") and words and words[0].rstrip("/").endswith("/debian"):
