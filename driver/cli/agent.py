@@ -37,7 +37,7 @@ examples:
   beside a cluster    gpudra agent --node-name node-a --kubeconfig ~/.kube/config --mock-profile dgx-h100
 """
 
-_GROUPS: Mapping[str, Mapping[str, str]] = {
+GROUPS: Mapping[str, Mapping[str, str]] = {
     "identity": {
         "driver_name": "name of the DRA driver, as claims and classes know it (default: gpu.nvidia.com)",
         "node_name": "name of the Node object, from the downward API's spec.nodeName (default: the host's name)",
@@ -90,7 +90,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="JSON file with settings")
-    for title, fields in _GROUPS.items():
+    for title, fields in GROUPS.items():
         group = parser.add_argument_group(title)
         for name, text in fields.items():
             group.add_argument(flag(name), dest=name, metavar=_metavar(name), help=text)
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the daemon until SIGTERM or SIGINT; exits with 0 then, with 1 when it cannot go on."""
     from driver.cli.main import UsageError
 
-    flags = {name: getattr(options, name) for fields in _GROUPS.values() for name in fields}
+    flags = {name: getattr(options, name) for fields in GROUPS.values() for name in fields}
     if options.mock_profile or options.mock_root:
         flags = {**_mock_flags(_mock_node(options.mock_profile, options.mock_root)), **_given(flags)}
     try:

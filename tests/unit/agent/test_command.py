@@ -66,5 +66,5 @@ def test_a_mock_profile_needs_a_place_to_stand(capsys: pytest.CaptureFixture[str
 
 
 def test_the_agents_flags_fall_into_groups_that_cover_each_once() -> None:
-    named = [name for fields in agent._GROUPS.values() for name in fields]
+    named = [name for fields in agent.GROUPS.values() for name in fields]
     assert len(named) == len(set(named))
