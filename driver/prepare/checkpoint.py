@@ -1,7 +1,9 @@
 """The checkpoint file: what is prepared on this node, durable before it is acted upon.
 
-Every change is a whole new file: written beside the old one, synced, renamed, the folder synced. Changes that arrive
-while a write is under way go out together in the next one. The file before the last change is kept as a second copy.
+Every change is a whole file: written beside the current one, synced, renamed, the folder synced. Changes that arrive
+while a write is under way go out together in the next one. The file before the last change is kept as a second copy;
+the one before that is what the next change is written into, because a file system takes longer to free a file and to
+make another one than to write.
 A damaged file is set aside and never deleted; one that cannot be read at all (I/O error, permission, later version)
 stops everything that would need it: nothing is handed out on a guess.
 """
@@ -155,12 +157,22 @@ class Checkpoint:
         if reserve:
             self._fill_reserve(data)
         else:
-            files.write_new(self._temporary, data, 0o600)
+            self._reuse_previous()
+            files.write_over(self._temporary, data, 0o600)
         self._keep_previous()
         files.replace(self._temporary, self.path)
         self._state = state
         self._identity = self._identify()
         self._make_reserve()
+
+    def _reuse_previous(self) -> None:
+        """Let the second copy become the temporary file; the current file is about to become the second copy.
+
+        Not where there is no current file: the second copy may be all there is.
+        """
+        if self._identity is not None:
+            with contextlib.suppress(OSError):  # there is none, or it cannot be moved: a new file is made
+                self._previous.rename(self._temporary)
 
     def _keep_previous(self) -> None:
         """Keep the current file under a second name. It is a help after damage, so a failure stops nothing.

@@ -363,6 +363,30 @@ def test_a_write_that_fails_leaves_the_old_state_and_says_why(
     assert "u3" in loaded(folder).records
 
 
+def test_changes_go_into_two_files_in_turn_and_the_second_copy_is_the_state_before(folder: Path) -> None:
+    checkpoint = loaded(folder)
+    inodes = set()
+    before = checkpoint.path.read_bytes()
+    for number in range(6):
+        commit(checkpoint, {"u3": record("u3", 3) if number % 2 else None})
+        previous = folder / "checkpoint.json.previous"
+        assert previous.read_bytes() == before
+        before = checkpoint.path.read_bytes()
+        inodes |= {checkpoint.path.stat().st_ino, previous.stat().st_ino}
+    assert len(inodes) == 2
+    assert loaded(folder).records == checkpoint.records
+
+
+def test_a_write_that_was_cut_short_is_written_again_from_scratch(folder: Path) -> None:
+    (folder / "checkpoint.json.previous").rename(folder / "checkpoint.json.tmp")
+    (folder / "checkpoint.json.tmp").write_bytes(b"half")
+    checkpoint = loaded(folder)
+    assert set(checkpoint.records) == {"u1", "u2"}
+    commit(checkpoint, {"u3": record("u3", 3)})
+    assert set(loaded(folder).records) == {"u1", "u2", "u3"}
+    assert not (folder / "checkpoint.json.tmp").exists()
+
+
 @pytest.mark.bug("B63")
 def test_on_a_full_disk_changes_that_free_something_use_the_reserve_and_others_do_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -375,7 +399,7 @@ def test_on_a_full_disk_changes_that_free_something_use_the_reserve_and_others_d
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_new", full)
+        patch.setattr(files, "write_over", full)
         with pytest.raises(ClaimError, match="free space"):
             commit(checkpoint, {"u3": record("u3", 3)})
         commit(checkpoint, {"u1": None}, frees=True)
@@ -387,7 +411,7 @@ def test_changes_of_many_threads_all_arrive_in_fewer_writes(folder: Path, monkey
     checkpoint = loaded(folder)
     writes: list[int] = []
     first_write, go_on = threading.Event(), threading.Event()
-    original = files.write_new
+    original = files.write_over
 
     def slow(path: Path, data: bytes, mode: int) -> None:
         writes.append(len(data))
@@ -395,7 +419,7 @@ def test_changes_of_many_threads_all_arrive_in_fewer_writes(folder: Path, monkey
         assert go_on.wait(30)
         original(path, data, mode)
 
-    monkeypatch.setattr(files, "write_new", slow)
+    monkeypatch.setattr(files, "write_over", slow)
     threads = [threading.Thread(target=commit, args=(checkpoint, {f"t{n}": record(f"t{n}", 3)})) for n in range(9)]
     threads[0].start()
     assert first_write.wait(30)
@@ -427,7 +451,7 @@ def test_one_failed_write_fails_every_change_that_was_in_it(folder: Path, monkey
         except ClaimError as error:
             failures.append(error)
 
-    monkeypatch.setattr(files, "write_new", fail)
+    monkeypatch.setattr(files, "write_over", fail)
     threads = [threading.Thread(target=attempt, args=(f"t{n}",)) for n in range(4)]
     for thread in threads:
         thread.start()

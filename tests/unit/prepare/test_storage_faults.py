@@ -223,10 +223,13 @@ def test_on_a_really_full_disk_claims_can_be_unprepared_and_none_is_half_prepare
         assert outcome(preparer, uid, index) is None
     fill(small_disk)
     error = outcome(preparer, "new", 7)
-    assert error is not None
-    assert error.reason is Reason.WRITE_FAILED
-    assert "No space left on device" in str(error)
-    assert "free space" in str(error)
+    if error is None:  # the checkpoint had room for one more in the blocks that it has
+        assert not cdi_too
+        uids.insert(0, "new")
+    else:
+        assert error.reason is Reason.WRITE_FAILED
+        assert "No space left on device" in str(error)
+        assert "free space" in str(error)
     assert node.specs() == uids
     for uid in uids:
         assert preparer.unprepare([ref(uid)]) == {uid: None}
