@@ -75,6 +75,22 @@ class PrepareError(Exception):
         self.permanent = permanent
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """What a driver says in a claim's ``status.devices`` about one allocated device (KEP-4817)."""
+
+    pool: str
+    device: str
+    share_id: str | None = None
+    """As in the allocation's result, for a share of a device."""
+    conditions: tuple[JSON, ...] = ()
+    """At most 8 of metav1.Condition."""
+    data: JSON | None = None
+    """An object of at most 10 KiB for people and tools: here is where a UUID belongs."""
+    network_data: JSON | None = None
+    """``interfaceName``, ``ips``, ``hardwareAddress``."""
+
+
 PrepareResult: TypeAlias = Sequence[PreparedDevice] | PrepareError
 
 

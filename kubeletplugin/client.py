@@ -35,6 +35,7 @@ __all__ = ["MERGE_PATCH", "ApiError", "ApiUnreachableError", "KubeClient", "Watc
 logger = logging.getLogger(__name__)
 
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
 
 DEFAULT_TIMEOUT = 15.0
 """Seconds for one request with everything in it; the kubelet gives a whole Prepare call 45 s."""
@@ -150,6 +151,15 @@ class KubeClient:
     ) -> JSON:
         """Patch the object at ``path``; returns it as stored."""
         return self.request("PATCH", path, query=query, body=body, content_type=content_type)
+
+    def apply(self, path: str, body: JSON, *, field_manager: str) -> JSON:
+        """Server-side apply: make ``body`` what ``field_manager`` says about the object; returns it as stored.
+
+        What the manager said before and does not repeat is removed, what others say stays. A value that somebody else
+        has set is taken over. Fields of lists that are keyed belong to each manager by entry.
+        """
+        query = {"fieldManager": field_manager, "force": "true"}
+        return self.request("PATCH", path, query=query, body=body, content_type=APPLY_PATCH)
 
     def delete(
         self,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kubeletplugin.api import ClaimRef, DriverResources, Handler, NullObserver, Observer, PreparedDevice
+from kubeletplugin.api import ClaimRef, DeviceStatus, DriverResources, Handler, NullObserver, Observer, PreparedDevice
 from kubeletplugin.calls import ClaimCalls
 from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
 from kubeletplugin.health import HealthBoard
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from kubeletplugin.claimstatus import ClaimStatusWriter
     from kubeletplugin.client import KubeClient
     from kubeletplugin.publisher import Publisher
 
@@ -132,6 +133,7 @@ class Plugin:
         self._dra: _Endpoint | None = None
         self._registration: _Endpoint | None = None
         self._publisher: Publisher | None = None
+        self._status: ClaimStatusWriter | None = None
         self._stopped = False
 
     def start(self) -> None:
@@ -198,6 +200,22 @@ class Plugin:
             raise RuntimeError("device metadata is not enabled: pass metadata_versions")
         return self._metadata.update(ref, request, devices)
 
+    def report_status(self, ref: ClaimRef, devices: Sequence[DeviceStatus]) -> None:
+        """Says in the claim's status exactly this of its devices (KEP-4817); returns at once.
+
+        Raises:
+            RuntimeError: the plugin is stopped.
+        """
+        from kubeletplugin.claimstatus import ClaimStatusWriter
+
+        with self._lock:
+            if self._stopped:
+                raise RuntimeError("the plugin is stopped")
+            if self._status is None:
+                self._status = ClaimStatusWriter(self._client, self.driver_name)
+            status = self._status
+        status.report(ref, devices)
+
     def stop(self, grace: float = 20.0) -> None:
         """Ends the plugin: new calls are refused, running ones get ``grace`` seconds, own sockets are removed.
 
@@ -211,9 +229,12 @@ class Plugin:
             dra, self._dra = self._dra, None
             registration, self._registration = self._registration, None
             publisher, self._publisher = self._publisher, None
+            status, self._status = self._status, None
         deadline = time.monotonic() + grace
         if publisher is not None:
             publisher.stop()
+        if status is not None:
+            status.stop()
         if self._health is not None:
             self._health.close()
         if dra is not None:

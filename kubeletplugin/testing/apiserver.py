@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from kubeletplugin.api import JSON
-from kubeletplugin.client import KubeClient
+from kubeletplugin.client import APPLY_PATCH, KubeClient
 from kubeletplugin.testing.faults import Faults
 from kubeletplugin.testing.gates import DEFAULT_GATES, GATES
 from kubeletplugin.testing.kinds import Kind, find_kind
@@ -250,7 +250,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         registry, kind = self.server.owner.registry, target.kind
         dry_run = request.query.get("dryRun") == "All"
         if target.name:
-            self._object(request.method, target, body, dry_run=dry_run)
+            self._object(request, target, body, dry_run=dry_run)
             return
         matches = field_matcher(kind, request.query.get("fieldSelector", ""))
         if request.method == "GET" and request.query.get("watch") in ("true", "1"):
@@ -265,14 +265,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             raise _not_allowed()
 
-    def _object(self, method: str, target: _Target, body: bytes, *, dry_run: bool) -> None:
+    def _object(self, request: Request, target: _Target, body: bytes, *, dry_run: bool) -> None:
         registry, kind, namespace = self.server.owner.registry, target.kind, target.namespace or ""
-        sub = target.subresource
+        sub, method = target.subresource, request.method
         if method == "GET":
             self._answer(200, registry.get(kind, namespace, target.name))
         elif method == "PUT":
+            manager = request.query.get("fieldManager") or (self.headers.get("User-Agent") or "").partition("/")[0]
+            sent = self._json(body)
             self._answer(
-                200, registry.update(kind, namespace, target.name, self._json(body), subresource=sub, dry_run=dry_run)
+                200,
+                registry.update(kind, namespace, target.name, sent, subresource=sub, dry_run=dry_run, manager=manager),
+            )
+        elif method == "PATCH" and kind.applicable and sub == "status" and self._content_type() == APPLY_PATCH:
+            sent = self._json(body, (APPLY_PATCH,))
+            manager, force = request.query.get("fieldManager", ""), request.query.get("force") in ("true", "1")
+            self._answer(
+                200, registry.apply(kind, namespace, target.name, sent, manager=manager, force=force, dry_run=dry_run)
             )
         elif method == "PATCH":
             patch = self._json(body, _MERGE_TYPES)
@@ -293,8 +302,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def _json(self, body: bytes, types: tuple[str, ...] = _JSON_TYPES) -> Any:
-        content_type = (self.headers.get("Content-Type") or "application/json").partition(";")[0].strip()
-        if content_type not in types:
+        if self._content_type() not in types:
             text = (
                 f"the body of the request was in an unknown format - accepted media types include: {', '.join(types)}"
             )
@@ -303,6 +311,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"the body of the request is not JSON: {error}") from error
+
+    def _content_type(self) -> str:
+        return (self.headers.get("Content-Type") or "application/json").partition(";")[0].strip()
 
     def _answer(self, code: int, document: JSON, *, retry_after: int | None = None) -> None:
         self._send(code, msgspec.json.encode(document), "application/json", retry_after)

@@ -40,6 +40,8 @@ class Kind:
     selectable: dict[str, Callable[[JSON], str]]
     status: bool = False
     counts_generation: bool = False
+    applicable: bool = False
+    """Whether its status can be written by server-side apply here (the real server takes it for all kinds)."""
     returns_deleted: bool = True
     """Whether DELETE answers with the object rather than with a Status."""
 
@@ -209,6 +211,7 @@ KINDS: tuple[Kind, ...] = (
         validate=_validate_claim,
         selectable=_metadata_fields("name", "namespace"),
         status=True,
+        applicable=True,
     ),
     Kind(
         kind="DeviceClass",

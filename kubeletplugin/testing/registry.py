@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kubeletplugin.api import JSON
+from kubeletplugin.testing.apply import Ownership
 from kubeletplugin.testing.gates import DEFAULT_GATES
 from kubeletplugin.testing.kinds import Context, Kind, timestamp
 from kubeletplugin.testing.schema import without_empty
 from kubeletplugin.testing.status import already_exists, bad_request, conflict, invalid_object, not_found
 from kubeletplugin.testing.store import Key, Store
 from kubeletplugin.validation import validate_metadata, validate_metadata_update
+from kubeletplugin.validation.fields import invalid, required
 
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 _MAX_GENERATED_BASE = 58
@@ -26,6 +28,7 @@ class Registry:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.gates: frozenset[str] = DEFAULT_GATES
+        self._ownership = Ownership()
 
     def create(self, kind: Kind, namespace: str, sent: JSON, *, dry_run: bool = False) -> JSON:
         """POST. Raises ``StatusError``."""
@@ -68,9 +71,17 @@ class Registry:
         return document
 
     def update(
-        self, kind: Kind, namespace: str, name: str, sent: JSON, *, subresource: str = "", dry_run: bool = False
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        sent: JSON,
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+        manager: str = "",
     ) -> JSON:
-        """PUT. Raises ``StatusError``."""
+        """PUT by a field manager. Raises ``StatusError``."""
         _check_type(kind, sent)
         sent_name = (sent.get("metadata") or {}).get("name", name)
         if sent_name != name:
@@ -79,7 +90,37 @@ class Registry:
         with self.store.lock:
             old = self.get(kind, namespace, name)
             self._check_versions(kind, old, sent.get("metadata") or {})
-            return self._replace(kind, Key(kind.collection, namespace, name), old, sent, subresource, dry_run=dry_run)
+            key = Key(kind.collection, namespace, name)
+            stored = self._replace(kind, key, old, sent, subresource, dry_run=dry_run)
+            if kind.kind == "ResourceClaim" and not dry_run:
+                self._ownership.updated(old, stored, manager)
+            return stored
+
+    def apply(
+        self, kind: Kind, namespace: str, name: str, sent: JSON, *, manager: str, force: bool, dry_run: bool = False
+    ) -> JSON:
+        """PATCH of a claim's status by server-side apply; only ``status.devices`` is taken. Raises ``StatusError``."""
+        _check_type(kind, sent)
+        if not manager:
+            fault = required("fieldManager", "is required for apply patch")
+            raise invalid_object("PatchOptions", "meta.k8s.io", "", [fault])
+        metadata = sent.get("metadata") or {}
+        if metadata.get("managedFields") is not None:
+            raise bad_request("metadata.managedFields must be nil")
+        with self.store.lock:
+            old = self.get(kind, namespace, name)
+            if metadata.get("uid") not in (None, old["metadata"]["uid"]):
+                faults = [invalid("metadata.uid", metadata["uid"], "field is immutable")]
+                raise invalid_object(kind.kind, kind.group, name, faults)
+            self._check_versions(kind, old, metadata)
+            entries = (sent.get("status") or {}).get("devices") or []
+            devices, ownership = self._ownership.apply(old, entries, manager, force=force)
+            document = {**old, "status": {**(old.get("status") or {}), "devices": devices}}
+            key = Key(kind.collection, namespace, name)
+            stored = self._replace(kind, key, old, document, "status", dry_run=dry_run)
+            if not dry_run:
+                self._ownership = ownership
+            return stored
 
     def merge(
         self, kind: Kind, namespace: str, name: str, patch: JSON, *, subresource: str = "", dry_run: bool = False

@@ -1,0 +1,165 @@
+"""What a driver says about devices in the status of claims (KEP-4817), written behind everybody's back.
+
+Server-side apply, one field manager for the driver: its own entries are replaced, those of other drivers are not
+touched, and an instance goes on with what the one before it said. Nobody waits for this: a pod does not start later
+because its claim's status cannot be written. The newest word about a claim counts, older ones that were not written
+yet are forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from kubeletplugin.api import JSON, ClaimRef, DeviceStatus
+from kubeletplugin.apierrors import ApiError, ApiUnreachableError
+from kubeletplugin.backoff import Backoff
+from kubeletplugin.claims import claim_path
+from kubeletplugin.client import KubeClient
+from kubeletplugin.credentials import CredentialsError
+from kubeletplugin.publisher.queue import PoolQueue
+
+log = logging.getLogger(__name__)
+
+RETRY_CAP = 60.0
+FORBIDDEN_RETRY = 600.0
+"""Seconds after which a server that forbade it is asked again: somebody may have mended the role."""
+_POINTLESS = frozenset({400, 404, 413, 422})
+"""The claim is gone, is another one by now, or has no such device any more: the word has no place to go."""
+
+Word = tuple[ClaimRef, tuple[DeviceStatus, ...]]
+
+
+class ClaimStatusWriter:
+    """Writes ``status.devices`` from a thread of its own.
+
+    Args:
+        client: needs ``patch`` on ``resourceclaims/status``, and from Kubernetes 1.36 on ``associated-node:patch`` on
+            ``resourceclaims/driver`` with the driver's name as resource name.
+        driver_name: ``driver`` of all entries and field manager.
+        on_failure: told of each word that could not be written, and whether it is tried again.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        driver_name: str,
+        *,
+        on_failure: Callable[[ClaimRef, str, bool], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._driver_name = driver_name
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._words: dict[str, Word] = {}
+        self._backoffs: dict[str, Backoff] = {}
+        self._queue = PoolQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def report(self, ref: ClaimRef, devices: Sequence[DeviceStatus]) -> None:
+        """Say exactly this about the claim's devices from now on; nothing, where ``devices`` is empty. Returns at once.
+
+        The API server forgets all of it by itself when the claim is deallocated.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._words[ref.uid] = (ref, tuple(devices))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="claim-status", daemon=True)
+                self._thread.start()
+        self._queue.add(ref.uid)
+
+    def settled(self, timeout: float | None) -> bool:
+        """Wait until nothing is left to write; False after ``timeout`` seconds."""
+        return self._queue.wait_for(lambda: not self._words, timeout)
+
+    def stop(self) -> None:
+        """End the thread. What is not written yet is left to the next instance, which prepares the claims again."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._queue.close()
+        if thread is not None:
+            thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        while (uid := self._queue.take()) is not None:
+            try:
+                with self._lock:
+                    word = self._words.get(uid)
+                if word is not None:
+                    self._write(uid, word)
+            finally:
+                self._queue.done()
+
+    def _write(self, uid: str, word: Word) -> None:
+        ref, devices = word
+        try:
+            self._client.apply(
+                f"{claim_path(ref)}/status", document(self._driver_name, ref, devices), field_manager=self._driver_name
+            )
+        except ApiError as error:
+            self._failed(uid, word, _explain(error, self._driver_name), error)
+        except (ApiUnreachableError, CredentialsError) as error:
+            self._failed(uid, word, str(error), None)
+        except Exception as error:
+            log.exception("the status of claim %s cannot be written", ref)
+            self._failed(uid, word, f"{type(error).__name__}: {error}", None)
+        else:
+            self._done(uid, word)
+
+    def _failed(self, uid: str, word: Word, message: str, error: ApiError | None) -> None:
+        status = error.status if error is not None else None
+        again = status not in _POINTLESS
+        log.warning("the status of claim %s was not written: %s", word[0], message)
+        if again:
+            delay = self._backoffs.setdefault(uid, Backoff(0.5, RETRY_CAP)).next()
+            if error is not None:
+                delay = max(delay, error.retry_after or 0.0, FORBIDDEN_RETRY if status == 403 else 0.0)
+            self._queue.add(uid, delay)
+        else:
+            self._done(uid, word)
+        if self._on_failure is not None:
+            self._on_failure(word[0], message, again)
+
+    def _done(self, uid: str, word: Word) -> None:
+        with self._lock:
+            if self._words.get(uid) is word:  # else there is a newer word, and it is in the queue
+                del self._words[uid]
+            self._backoffs.pop(uid, None)
+        self._queue.wake()
+
+
+def document(driver_name: str, ref: ClaimRef, devices: Sequence[DeviceStatus]) -> JSON:
+    """What is applied. The UID keeps it from a claim that was made anew under the same name."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
+        "status": {"devices": [_entry(driver_name, device) for device in devices]},
+    }
+
+
+def _entry(driver_name: str, device: DeviceStatus) -> JSON:
+    fields = {
+        "driver": driver_name,
+        "pool": device.pool,
+        "device": device.device,
+        "shareID": device.share_id,
+        "conditions": list(device.conditions) or None,
+        "data": device.data,
+        "networkData": device.network_data,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _explain(error: ApiError, driver_name: str) -> str:
+    if error.status != 403:
+        return error.message
+    return (
+        f"{error.message}: the ClusterRole needs patch on resourceclaims/status, and associated-node:patch on"
+        f" resourceclaims/driver with the resource name {driver_name} (Kubernetes 1.36 on)"
+    )
