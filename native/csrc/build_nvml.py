@@ -15,7 +15,7 @@ _HERE = Path(__file__).resolve().parent
 _SOURCES = "native/csrc"
 
 
-_PARTS = ("nvml_door", "nvml_mig")
+_PARTS = ("nvml_door", "nvml_mig", "nvml_events")
 
 
 def _declarations() -> str:
@@ -28,7 +28,7 @@ def _declarations() -> str:
 
 
 ffibuilder = FFI()
-ffibuilder.cdef("typedef struct { ...; } door_progress;" + _declarations())
+ffibuilder.cdef("typedef struct { ...; } door_progress; typedef struct { ...; } door_stop;" + _declarations())
 ffibuilder.set_source(
     "native._nvml",
     "\n".join(f'#include "{part}.h"' for part in _PARTS),

@@ -124,6 +124,7 @@ struct door {
     int gpu;          /* that calls are about now; -1: none */
     int initialised;
     const char *last; /* the call made last, or looked for in vain */
+    nvmlEventSet_t events;
 };
 
 void door_show(door *door, const char *call);
@@ -141,6 +142,7 @@ static inline int door_too_new(int code)
     return code == NVML_ERROR_FUNCTION_NOT_FOUND || code == NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 }
 
+int door_read_pci(door *door, nvmlDevice_t device, door_pci *out);
 /* The handle of gpus[position], by its address or else its index; calls are about that GPU from here on. */
 int door_reach(door *door, const door_gpu *gpus, int position, nvmlDevice_t *device);
 

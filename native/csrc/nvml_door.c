@@ -1,5 +1,6 @@
 /* See nvml_door.h. The fallbacks from newer calls to older ones are all here; the rules are those of nvml.h. */
 #include "nvml_api.h"
+#include "nvml_events.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -98,7 +99,7 @@ void door_close(door *door)
     if (door == NULL) {
         return;
     }
-    door->gpu = -1;
+    door_events_close(door);
     if (door->initialised) {
         (void)CALL(door, nvmlShutdown);
     }
@@ -154,7 +155,7 @@ static void take_pci(door_pci *out, const nvmlPciInfo_t *info)
     out->subsystem_id = info->pciSubSystemId;
 }
 
-static int read_pci(door *door, nvmlDevice_t device, door_pci *out)
+int door_read_pci(door *door, nvmlDevice_t device, door_pci *out)
 {
     nvmlPciInfo_t info;
     memset(&info, 0, sizeof(info));
@@ -326,7 +327,7 @@ static int locate(door *door, door_gpu *gpu, int position, nvmlDevice_t *device)
     if (gpu->codes[DOOR_HANDLE] != NVML_SUCCESS) {
         return 0;
     }
-    gpu->codes[DOOR_PCI] = read_pci(door, *device, &gpu->pci);
+    gpu->codes[DOOR_PCI] = door_read_pci(door, *device, &gpu->pci);
     if (by_index && gpu->codes[DOOR_PCI] == NVML_SUCCESS) {
         memcpy(gpu->address, gpu->pci.bus_id, sizeof(gpu->address) - 1);
         door->gpu = position;

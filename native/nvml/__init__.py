@@ -2,6 +2,7 @@
 
 from native.nvml.opening import make_backend, open_library
 from native.nvml.session import NvmlSession, WedgedGpu
+from native.nvml.watching import EventWatcher, WatchState
 from native.nvml.worker import LoadedLibrary
 
-__all__ = ["LoadedLibrary", "NvmlSession", "WedgedGpu", "make_backend", "open_library"]
+__all__ = ["EventWatcher", "LoadedLibrary", "NvmlSession", "WatchState", "WedgedGpu", "make_backend", "open_library"]

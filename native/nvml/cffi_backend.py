@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from native.nvml import values
+from native.nvml.cffi_events import CffiEvents
 from native.nvml.cffi_library import by_address, ffi, lib, raw
 from native.nvml.cffi_mig import CffiMig
 from native.nvml.errors import NvmlReturn
@@ -43,7 +44,7 @@ _CODE: dict[str, int] = {
 }
 
 
-class CffiNvml(CffiMig):
+class CffiNvml(CffiMig, CffiEvents):
     """The ``Nvml`` Protocol over ``native._nvml``."""
 
     def __init__(self, library_path: str | Path) -> None:

@@ -1,6 +1,7 @@
 """The one door to NVML. Two backends implement it; the same tests run over both and their snapshots must be equal.
 
-No backend is safe to call from two threads at once, ``progress`` apart: ``native.nvml.session`` owns the thread.
+No backend is safe to call from two threads at once, ``progress`` and ``stop_waiting`` apart: the thread is that of
+``native.nvml.session``, or of ``native.nvml.watching`` for events.
 Strings are cut at the first NUL, decoded with replacement and stripped of control characters before they get here.
 ``NVMLError`` of pynvml never escapes: errors are those of ``native.nvml.errors``.
 """
@@ -10,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from native.nvml.eventtypes import NvmlEvent
 from native.nvml.migtypes import ComputeInstance, ComputeInstanceProfile, GpuInstance, Placement
 from native.nvml.types import CallInProgress, NvmlSnapshot
+
+WAIT_STEP = 0.25
+"""Seconds after which a wait for events looks whether it was stopped."""
 
 
 @runtime_checkable
@@ -94,6 +99,31 @@ class Nvml(Protocol):
 
     def set_persistence_mode(self, address: str, enabled: bool) -> None:
         """nvmlDeviceSetPersistenceMode."""
+
+    def open_events(self) -> None:
+        """A new, empty event set (nvmlEventSetCreate) in place of the one before."""
+
+    def register_events(self, address: str, mask: int) -> int:
+        """Have events of a GPU reported; of the whole GPU, because MIG devices cannot be registered.
+
+        Returns:
+            The kinds that are reported now: those of ``mask`` that the GPU supports, 0 where it supports none.
+        """
+
+    def wait_event(self, seconds: float) -> NvmlEvent | None:
+        """Wait for an event; None when the time is over, or after ``stop_waiting``.
+
+        Raises:
+            NvmlError: with GPU_IS_LOST (15) NVML does not say which GPU; all further waits may fail the same way until
+                a new set is opened without it.
+        """
+
+    def stop_waiting(self) -> None:
+        """End the wait under way, or the next one where there is none. From any thread; the wait may last
+        ``WAIT_STEP`` longer."""
+
+    def close_events(self) -> None:
+        """Free the event set. Safe to repeat. In the thread that waits, never beside it."""
 
     def progress(self) -> CallInProgress | None:
         """The NVML call under way, for a watcher in another thread; None between calls."""

@@ -9,13 +9,12 @@ from typing import Any
 
 from native.nvml import values
 from native.nvml.errors import NvmlReturn
-from native.nvml.pynvml_library import TOO_NEW, structs
+from native.nvml.pynvml_events import PynvmlEvents
+from native.nvml.pynvml_library import TOO_NEW, pci_info, structs
 from native.nvml.pynvml_mig import PynvmlMig
 from native.nvml.types import GpuSnapshot, NvLink, NvmlSnapshot
-from native.nvml.values import Fields, PciInfo
+from native.nvml.values import NO_PCI, Fields, PciInfo
 from native.pci import canonical_address
-
-_NO_PCI = PciInfo(b"", 0, 0, 0, 0, 0)
 
 _TEXTS = {
     "uuid": "nvmlDeviceGetUUID",
@@ -37,7 +36,7 @@ _NUMBERS: dict[str, tuple[str, type[Any]]] = {
 }
 
 
-class PynvmlNvml(PynvmlMig):
+class PynvmlNvml(PynvmlMig, PynvmlEvents):
     """The ``Nvml`` Protocol over ctypes and the structs of nvidia-ml-py."""
 
     def addresses(self) -> tuple[str | None, ...]:
@@ -45,7 +44,7 @@ class PynvmlNvml(PynvmlMig):
         found: list[str | None] = []
         for index in range(self.device_count()):
             code, device = self._handle_by_index(index)
-            pci_code, info = self._pci(device) if code == NvmlReturn.SUCCESS else (code, _NO_PCI)
+            pci_code, info = self._pci(device) if code == NvmlReturn.SUCCESS else (code, NO_PCI)
             found.append(values.pci_address(info) if pci_code == NvmlReturn.SUCCESS else None)
         self._about = None
         return tuple(found)
@@ -73,11 +72,6 @@ class PynvmlNvml(PynvmlMig):
         cuda = c_int()
         fields.take("cuda_driver_version", self._call("nvmlSystemGetCudaDriverVersion_v2", byref(cuda)), cuda.value)
         return fields
-
-    def _pci(self, device: ctypes.c_void_p) -> tuple[int, PciInfo]:
-        info = structs.nvmlPciInfo_t()
-        names = ("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo")
-        return self._first(names, device, byref(info)), _pci_info(info)
 
     def _gpu(self, asked: str | None, index: int | None) -> GpuSnapshot:
         if asked is not None:
@@ -157,12 +151,12 @@ class PynvmlNvml(PynvmlMig):
     def _link(self, device: ctypes.c_void_p, index: int, active: bool) -> NvLink:
         version = c_uint()
         code = self._call("nvmlDeviceGetNvLinkVersion", device, c_uint(index), byref(version))
-        remote: tuple[int, PciInfo] = (NvmlReturn.NO_DATA, _NO_PCI)
+        remote: tuple[int, PciInfo] = (NvmlReturn.NO_DATA, NO_PCI)
         kind: tuple[int, int] = (NvmlReturn.NO_DATA, 0)
         if active:
             info = structs.nvmlPciInfo_t()
             names = ("nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkRemotePciInfo")
-            remote = self._first(names, device, c_uint(index), byref(info)), _pci_info(info)
+            remote = self._first(names, device, c_uint(index), byref(info)), pci_info(info)
             number = c_int()
             kind_code = self._call("nvmlDeviceGetNvLinkRemoteDeviceType", device, c_uint(index), byref(number))
             kind = kind_code, number.value
@@ -182,10 +176,3 @@ class PynvmlNvml(PynvmlMig):
         if code != NvmlReturn.SUCCESS:
             return code, None
         return code, values.fabric_info(info.state, info.status, bytes(info.clusterUuid), info.cliqueId, health)
-
-
-def _pci_info(info: Any) -> PciInfo:
-    # Through the descriptor's offset: pynvml's structs decode char arrays strictly when they are read as attributes.
-    field = type(info).busId
-    bus_id = bytes(info)[field.offset : field.offset + field.size]
-    return PciInfo(bus_id, info.domain, info.bus, info.device, info.pciDeviceId, info.pciSubSystemId)

@@ -21,6 +21,7 @@ from native.nvml import values
 from native.nvml.errors import LibraryUnavailableError, NvmlReturn
 from native.nvml.opening import MOCK_MARKER
 from native.nvml.types import CallInProgress
+from native.nvml.values import PciInfo
 from native.pci import canonical_address
 
 structs: Any = pynvml
@@ -156,3 +157,16 @@ class PynvmlLibrary:
         """Raise for a call about one GPU that did not succeed."""
         if code != NvmlReturn.SUCCESS:
             raise values.failure(self._last, code, canonical_address(address), self._path)
+
+    def _pci(self, device: ctypes.c_void_p) -> tuple[int, PciInfo]:
+        info = structs.nvmlPciInfo_t()
+        names = ("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo")
+        return self._first(names, device, byref(info)), pci_info(info)
+
+
+def pci_info(info: Any) -> PciInfo:
+    """What is wanted of an nvmlPciInfo_t."""
+    # Through the descriptor's offset: pynvml's structs decode char arrays strictly when they are read as attributes.
+    field = type(info).busId
+    bus_id = bytes(info)[field.offset : field.offset + field.size]
+    return PciInfo(bus_id, info.domain, info.bus, info.device, info.pciDeviceId, info.pciSubSystemId)

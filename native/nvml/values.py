@@ -40,6 +40,9 @@ class PciInfo(NamedTuple):
     subsystem_id: int
 
 
+NO_PCI = PciInfo(b"", 0, 0, 0, 0, 0)
+
+
 def clean_text(raw: bytes) -> str | None:
     """A string of a C library that is not to be trusted: cut at NUL, decoded with replacement, no control characters.
 

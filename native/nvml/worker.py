@@ -121,7 +121,7 @@ class NvmlWorker:
 
     def _opened(self) -> Nvml:
         path = self._find()
-        file = _identity(path)
+        file = file_identity(path)
         if self._backend is not None and file != self._file:
             logger.info("the NVML library %s was replaced: opening %s", self._backend.library_path, path)
             self._close()
@@ -149,7 +149,7 @@ class NvmlWorker:
             self._backend = None
 
 
-def _identity(path: Path) -> tuple[object, ...]:
+def file_identity(path: Path) -> tuple[object, ...]:
     """What changes when the file is replaced: the real path, device, inode, size and time of change.
 
     Raises:

@@ -57,6 +57,9 @@ class StubNode:
         """One compute slice from the start; ``index`` is that of the MIG device."""
         return self._add(f"ci {instance}:{number}:{profile}:0:1:{index} {address}")
 
+    def event(self, address: str, kind: int, data: int = 0, gi: int = 0xFFFFFFFF, ci: int = 0xFFFFFFFF) -> StubNode:
+        return self._add(f"event {kind:x}:{data}:{gi}:{ci} {address}")
+
     def mend(self) -> None:
         """All faults gone; calls that hang come back."""
         self.lines.clear()

@@ -6,6 +6,9 @@
  *   churn <n>                                    the first n walks over MIG devices give UUIDs that change
  *   profiles <n>                                 the newest struct version of profiles that is known
  *   activation <code>                            what setting the MIG mode reports beside its return code
+ * and events, each told once for every time that the configuration is written:
+ *   event <type>:<data>:<gi>:<ci> <address>
+ *   quick 1                                      waits come back at once
  */
 static const struct profile {
     unsigned int id, slices, count, starts, step, size;
@@ -421,4 +424,79 @@ nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t
     GATE(device);
     set_persistence[index_of(device)] = (int)mode;
     return NVML_SUCCESS;
+}
+
+struct nvmlEventSet_st {
+    unsigned long long masks[32];
+};
+static unsigned int told; /* lines of events before this one were told */
+static unsigned int told_of;
+static int open_sets;
+
+nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
+{
+    GATE(NULL);
+    *set = calloc(1, sizeof(**set));
+    open_sets++;
+    return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
+{
+    GATE(NULL);
+    free(set);
+    open_sets--;
+    return NVML_SUCCESS;
+}
+int stub_open_sets(void) { return open_sets; }
+nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
+{
+    GATE(device);
+    *types = (unsigned long long)number("supported", 0x1FF);
+    return NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
+{
+    GATE(device);
+    set->masks[index_of(device)] |= types;
+    return NVML_SUCCESS;
+}
+static int next_event(nvmlEventSet_t set, nvmlEventData_t *data)
+{
+    unsigned int count = load();
+    if (told_of != refreshed) {
+        told_of = refreshed;
+        told = 0;
+    }
+    for (unsigned int seen = 0, i = 0; i < line_count; i++) {
+        if (strcmp(lines[i].verb, "event") != 0 || seen++ < told) {
+            continue;
+        }
+        told++;
+        sscanf(lines[i].function, "%llx:%llu:%u:%u", &data->eventType, &data->eventData, &data->gpuInstanceId,
+               &data->computeInstanceId);
+        for (unsigned int gpu = 0; gpu < count; gpu++) {
+            if (strcasecmp(addresses[gpu], lines[i].address) == 0 && (set->masks[gpu] & data->eventType) != 0) {
+                data->device = (nvmlDevice_t)addresses[gpu];
+                return 1;
+            }
+        }
+        if (strcmp(lines[i].address, "-") == 0) {
+            data->device = NULL;
+            return 1;
+        }
+    }
+    return 0;
+}
+nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout)
+{
+    for (unsigned int waited = 0;; waited += 2) {
+        GATE(NULL);
+        if (next_event(set, data)) {
+            return NVML_SUCCESS;
+        }
+        if (waited >= timeout || number("quick", 0)) {
+            return NVML_ERROR_TIMEOUT;
+        }
+        usleep(2000);
+    }
 }
