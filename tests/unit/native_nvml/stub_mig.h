@@ -6,7 +6,7 @@
  *   churn <n>                                    the first n walks over MIG devices give UUIDs that change
  *   profiles <n>                                 the newest struct version of profiles that is known
  *   activation <code>                            what setting the MIG mode reports beside its return code
- * and events, each told once for every time that the configuration is written:
+ * and events, each told once; those before are forgotten when there are fewer lines than were told:
  *   event <type>:<data>:<gi>:<ci> <address>
  *   quick 1                                      waits come back at once
  */
@@ -430,7 +430,6 @@ struct nvmlEventSet_st {
     unsigned long long masks[32];
 };
 static unsigned int told; /* lines of events before this one were told */
-static unsigned int told_of;
 static int open_sets;
 
 nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
@@ -463,10 +462,11 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 static int next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
     unsigned int count = load();
-    if (told_of != refreshed) {
-        told_of = refreshed;
-        told = 0;
+    unsigned int events = 0;
+    for (unsigned int i = 0; i < line_count; i++) {
+        events += strcmp(lines[i].verb, "event") == 0;
     }
+    told = events < told ? 0 : told;
     for (unsigned int seen = 0, i = 0; i < line_count; i++) {
         if (strcmp(lines[i].verb, "event") != 0 || seen++ < told) {
             continue;
