@@ -238,6 +238,9 @@ class Agent:
     def _make_preparer(self) -> Preparer:
         settings = self._settings
         root = Path(settings.driver_root)
+        # A boot id lasts as long as the kernel, and this process ends before it.
+        boot_id = read_boot_id(Path(settings.proc_root))
+        devices = settings.dev_path.parent
         return Preparer(
             settings.driver_name,
             self._pool_name,
@@ -251,11 +254,11 @@ class Agent:
                 hook_path=settings.cdi_hook,
             ),
             nodes=DeviceNodes(
-                lambda path: read_node(settings.dev_path.parent, path),
+                lambda path: read_node(devices, path),
                 str(settings.host_dev_path.parent),
                 require_devices=not settings.plain_device_nodes,
             ),
-            boot_id=lambda: read_boot_id(Path(settings.proc_root)),
+            boot_id=lambda: boot_id,
         )
 
     def _recover(self) -> None:

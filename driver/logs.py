@@ -62,3 +62,5 @@ def setup(level: str, operation: Callable[[], str | None] = lambda: None) -> Non
     root.addHandler(handler)
     root.setLevel(level.upper())
     logging.getLogger("urllib3").setLevel(logging.WARNING)
+    # Facts that no line shows need not be found out for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -267,7 +267,7 @@ class ClaimCalls:
                 log.warning("%s of claim uid %s failed (%s): %s", call.kind, uid, reason, encodable(str(outcome)))
             else:
                 reason = "ok"
-                log.info("%s of claim uid %s done after %.3f s", call.kind, uid, now - call.arrived)
+                log.debug("%s of claim uid %s done after %.3f s", call.kind, uid, now - call.arrived)
             self._observer.rpc(
                 call.kind,
                 seconds=now - call.arrived,

@@ -63,7 +63,9 @@ class KubeClient:
     Args:
         server: base URL, with a path prefix where the server has one.
         token, ca, client_cert: a ``str`` is the secret itself (token, PEM), a ``Path`` a file, re-read on change.
-        rate, burst: client-side limit in requests a second. Watches count once, when they are opened.
+        rate, burst: client-side limit in requests a second, against a fault of our own that asks without end. The
+            server protects itself (priority and fairness, 429), and the kubelet's calls come at its own pace: a burst
+            of claims must not wait here. Watches count once, when they are opened.
     """
 
     def __init__(
@@ -75,8 +77,8 @@ class KubeClient:
         client_cert: tuple[Secret, Secret] | None = None,
         insecure_skip_verify: bool = False,
         tls_server_name: str | None = None,
-        rate: float = 50.0,
-        burst: int = 100,
+        rate: float = 200.0,
+        burst: int = 500,
         user_agent: str = "gpudra-kubeletplugin",
     ) -> None:
         parts = urlsplit(server)

@@ -49,7 +49,8 @@ def read_node(root: Path | str, path: str) -> DeviceNodeStatus | None:
         OSError: it is there but cannot be looked at.
     """
     try:
-        status = (Path(root) / path.lstrip("/")).stat()
+        # Asked ten times for each claim: making a path object takes longer than the look at the file.
+        status = os.stat(f"{root}/{path.lstrip('/')}")  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
         return None
     kind = next((name for matches, name in _KINDS if matches(status.st_mode)), "special file")

@@ -59,7 +59,7 @@ class DeviceNodes:
             ClaimError: retryable; names the node that is missing and what makes it.
         """
         needed = [self._needed(path, "nvidia-modprobe -u -c=0") for path in CONTROL_NODES]
-        present = [self._node(path) for path in OPTIONAL_NODES if self._is_device(path)]
+        present = [self._node(path) for path in OPTIONAL_NODES if self._is_device(self._look(path))]
         return (*needed, *present)
 
     def of_gpu(self, gpu: Gpu) -> tuple[CdiDeviceNode, ...]:
@@ -76,7 +76,7 @@ class DeviceNodes:
             )
         node = self._needed(f"/dev/nvidia{gpu.minor}", f"nvidia-modprobe -c={gpu.minor}")
         drm = [f"/dev/dri/{name}" for name in gpu.drm_nodes]
-        return (node, *(self._node(path) for path in drm if self._is_device(path)))
+        return (node, *(self._node(path) for path in drm if self._is_device(self._look(path))))
 
     def _needed(self, path: str, remedy: str) -> CdiDeviceNode:
         status = self._look(path)
@@ -86,7 +86,7 @@ class DeviceNodes:
                 "which create it, or enable nvidia-persistenced",
                 Reason.DEVICE_NOT_READY,
             )
-        if not self._is_device(path):
+        if not self._is_device(status):
             raise ClaimError(
                 f"{self._host_root}{path} is a {status.kind}, not a character device; remove it and run `{remedy}` on "
                 "the host",
@@ -104,8 +104,7 @@ class DeviceNodes:
                 Reason.DEVICE_NOT_READY,
             ) from error
 
-    def _is_device(self, path: str) -> bool:
-        status = self._look(path)
+    def _is_device(self, status: NodeStatus | None) -> bool:
         return status is not None and (status.kind == "character device" or not self._require_devices)
 
     def _node(self, path: str) -> CdiDeviceNode:
