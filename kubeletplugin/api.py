@@ -176,6 +176,7 @@ class PublishFailure:
     """A pool could not be written. Other pools still go out."""
 
     pool: str
+    """Empty where no pool could be made, because it is not known yet what the server keeps."""
     status: int | None
     """HTTP status; None where no answer came."""
     message: str

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kubeletplugin.api import ClaimRef, DeviceStatus, DriverResources, Handler, NullObserver, Observer, PreparedDevice
+from kubeletplugin.api import ClaimRef, DeviceStatus, Handler, NullObserver, Observer, PreparedDevice
 from kubeletplugin.calls import ClaimCalls
 from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
 from kubeletplugin.health import HealthBoard
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from kubeletplugin.claimstatus import ClaimStatusWriter
     from kubeletplugin.client import KubeClient
-    from kubeletplugin.publisher import Publisher
+    from kubeletplugin.publisher import Publisher, Wish
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +165,11 @@ class Plugin:
             self._paths = paths
         log.info("serving %s at %s, registration at %s", self.driver_name, paths.dra, paths.registration)
 
-    def publish(self, resources: DriverResources) -> None:
+    def publish(self, resources: Wish) -> None:
         """Makes the API server's slices of this driver and node what ``resources`` says, now and from now on.
 
+        Where it depends on what the API server keeps (taints, counters, consumable capacity, list attributes), pass a
+        function from ``Features`` to ``DriverResources``: it is called again when the server is another one.
         Returns at once; the observer is told how it went. Until the first call nothing is written or deleted.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kubeletplugin.publisher.features import Features, Wish
 from kubeletplugin.publisher.loop import Publisher
 
-__all__ = ["Publisher"]
+__all__ = ["Features", "Publisher", "Wish"]

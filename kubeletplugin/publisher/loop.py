@@ -10,16 +10,17 @@ import dataclasses
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
 from kubeletplugin.api import JSON, DriverResources, DroppedFields, NullObserver, Observer, Pool, PublishFailure, Slice
 from kubeletplugin.backoff import Backoff
 from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
+from kubeletplugin.clock import SYSTEM_CLOCK, Clock
 from kubeletplugin.credentials import CredentialsError
 from kubeletplugin.publisher.cache import Change, SliceCache
 from kubeletplugin.publisher.diff import Path, differences, feature_gates, without_positions
+from kubeletplugin.publisher.features import Features, Wish, server_version
 from kubeletplugin.publisher.plan import Owner, pool_problem, slice_of
 from kubeletplugin.publisher.queue import PoolQueue, RepairPace
 from kubeletplugin.publisher.scope import Scope
@@ -37,6 +38,10 @@ REPAIR_DELAY = 0.5
 SHORT_STREAM = 5.0
 """A server that ends watches sooner than this, in seconds, is asked again only after a pause: no hot loop."""
 CONFLICT_RETRIES = 5
+DETECT = ""
+"""In the queue of pools: find out what the server keeps. No pool has an empty name."""
+DETECT_AGAIN = 3600.0
+"""Seconds; another flag of the same version leaves no trace that could be watched for."""
 
 
 class Publisher:
@@ -51,6 +56,9 @@ class Publisher:
         only_pool: the one pool that this publisher cares for, where several publish for one driver. Its slices carry
             no node name; with ``node_name`` they still belong to the Node.
         observer: told about results, from the publisher's threads.
+        repair_delay: seconds to let a foreign change settle.
+        rejected_retry: seconds after which refused content is offered again.
+        clock: the time.
     """
 
     def __init__(
@@ -64,17 +72,22 @@ class Publisher:
         observer: Observer | None = None,
         repair_delay: float = REPAIR_DELAY,
         rejected_retry: float = REJECTED_RETRY,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._client = client
         self._scope = Scope(client, driver_name, node_name, only_pool)
         self._observer: Observer = observer or NullObserver()
         self._rejected_retry = rejected_retry
         self._lock = threading.Lock()
         self._wanted: DriverResources | None = None
+        self._build: Callable[[Features], DriverResources] | None = None
+        self._detected = False
+        self._server = ""
         self._cache = SliceCache()
-        self._queue = PoolQueue()
-        self._pace = RepairPace(repair_delay)
-        self._writer = PoolWriter(client, self._cache, owner=self._scope.owner(owner))
+        self._queue = PoolQueue(clock)
+        self._pace = RepairPace(repair_delay, clock)
+        self._writer = PoolWriter(client, self._cache, owner=self._scope.owner(owner), clock=clock)
         self._backoffs: dict[str, Backoff] = {}
         self._failing: set[str] = set()
         self._rejected: dict[str, Pool] = {}
@@ -94,12 +107,26 @@ class Publisher:
             self._threads.append(thread)
             thread.start()
 
-    def update(self, resources: DriverResources) -> None:
+    def update(self, wish: Wish) -> None:
         """Have exactly these pools published; slices of this driver and node in any other pool are deleted.
+
+        A function is called in the publisher's thread once it is known what the server keeps, and again when that may
+        be different: after an upgrade, after the server was away, and every hour. It must be quick.
 
         Raises:
             ValueError: the publisher cares for one pool only, and another one is among them.
         """
+        if callable(wish):
+            with self._lock:
+                self._build, self._detected = wish, False
+            self._queue.add(DETECT)
+            return
+        with self._lock:
+            self._build = None
+        self._failing.discard(DETECT)
+        self._want(wish)
+
+    def _want(self, resources: DriverResources) -> None:
         self._scope.check(resources)
         with self._lock:
             before = self._wanted
@@ -124,7 +151,9 @@ class Publisher:
             thread.join(timeout=10.0)
 
     def _is_synced(self) -> bool:
-        return self._wanted is not None and self._listed and not self._failing and not self._queue.busy()
+        if self._build is not None and not self._detected:
+            return False
+        return self._wanted is not None and self._listed and not self._failing and not self._queue.busy(ignoring=DETECT)
 
     # The watching thread.
 
@@ -142,15 +171,15 @@ class Publisher:
                 else:
                     broken = True
                     self._outage(_explain(error), error.status)
-                self._stop.wait(max(backoff.next(), error.retry_after or 0.0))
+                self._clock.wait(self._stop, max(backoff.next(), error.retry_after or 0.0))
             except (ApiUnreachableError, CredentialsError) as error:
                 broken = True
                 self._outage(str(error), None)
-                self._stop.wait(backoff.next())
+                self._clock.wait(self._stop, backoff.next())
             except Exception:
                 broken = True
                 logger.exception("watching ResourceSlices failed, starting over")
-                self._stop.wait(backoff.next())
+                self._clock.wait(self._stop, backoff.next())
 
     def _list(self, *, after_outage: bool) -> str:
         items, version = self._scope.list()
@@ -170,22 +199,34 @@ class Publisher:
             self._adopted.clear()
             for name in self._cache.pools() | set(self._wanted.pools if self._wanted else ()):
                 self._queue.add(name)
+            if self._build is not None:
+                self._detected = False
+                self._queue.add(DETECT)
             # Last, and under the lock: nobody may find us listed and idle before the work is in the queue.
             self._listed = True
 
     def _follow(self, version: str, backoff: Backoff) -> None:
         """Watch from ``version`` on, stream after stream, until one breaks."""
         while not self._stop.is_set():
-            started = time.monotonic()
+            self._check_server()
+            started = self._clock.monotonic()
             # Not all nodes shall come back in the same second.
             seconds = random.uniform(240.0, 360.0)  # noqa: S311 (spreads load, guards no secret)
             for event in self._scope.watch(version, self._stop, seconds):
                 version = event.resource_version or version
                 self._changed(self._cache.apply(event))
-            if time.monotonic() - started >= SHORT_STREAM:
+            if self._clock.monotonic() - started >= SHORT_STREAM:
                 backoff.reset()
             else:
-                self._stop.wait(backoff.next())
+                self._clock.wait(self._stop, backoff.next())
+
+    def _check_server(self) -> None:
+        """Upgrades end watches, and nothing else says that there was one."""
+        server = server_version(self._client)
+        if self._server and server != self._server:
+            logger.info("the API server is %s now, it was %s", server or "of unknown version", self._server)
+            self._start_afresh()
+        self._server = server
 
     def _changed(self, change: Change) -> None:
         """Somebody else touched our slices."""
@@ -213,13 +254,38 @@ class Publisher:
         while (name := self._queue.take()) is not None:
             try:
                 with self._lock:
-                    ready = self._listed and self._wanted is not None
+                    ready = self._listed and self._wanted is not None and name != DETECT
                     self._active, self._touched = (name, False) if ready else (None, False)
-                if ready:
+                    detect = name == DETECT and self._listed and self._build is not None
+                if detect:
+                    self._detect()
+                elif ready:
                     self._round(name)
                     self._look_again(name)
             finally:
                 self._queue.done()
+
+    def _detect(self) -> None:
+        """Ask what the server keeps, and publish what the driver makes of it."""
+        try:
+            features = self._scope.features()
+            with self._lock:
+                build = self._build
+            if build is not None:
+                self._want(build(features))
+        except ApiError as error:
+            self._failed(DETECT, _explain(error), error.status, error.retry_after)
+        except (ApiUnreachableError, CredentialsError) as error:
+            self._failed(DETECT, str(error), None, None)
+        except Exception as error:
+            logger.exception("the driver cannot say what to publish; what is published stays")
+            self._failed(DETECT, f"{type(error).__name__}: {error}", None, None)
+        else:
+            self._failing.discard(DETECT)
+            self._backoffs.pop(DETECT, None)
+            with self._lock:
+                self._detected = self._build is build
+            self._queue.add(DETECT, DETECT_AGAIN)
 
     def _look_again(self, name: str) -> None:
         """Events that came while we wrote the pool: ours as a rule, and then nothing is left to do."""

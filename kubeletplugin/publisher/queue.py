@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
+
+from kubeletplugin.clock import SYSTEM_CLOCK, Clock
 
 
 class PoolQueue:
     """Names with due times; the earliest due time of a name counts. Safe for threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
@@ -20,7 +21,7 @@ class PoolQueue:
 
     def add(self, name: str, delay: float = 0.0) -> None:
         """Have ``name`` worked on in ``delay`` seconds, or earlier where that was asked for already."""
-        due = self._clock() + delay
+        due = self._clock.monotonic() + delay
         with self._changed:
             self._due[name] = min(due, self._due.get(name, due))
             self._changed.notify_all()
@@ -30,12 +31,12 @@ class PoolQueue:
         with self._changed:
             while not self._closed:
                 name = min(self._due, key=self._due.__getitem__, default=None)
-                left = None if name is None else self._due[name] - self._clock()
+                left = None if name is None else self._due[name] - self._clock.monotonic()
                 if name is not None and left is not None and left <= 0:
                     del self._due[name]
                     self._active = name
                     return name
-                self._changed.wait(left)
+                self._clock.wait_changed(self._changed, left)
             return None
 
     def done(self) -> None:
@@ -44,10 +45,10 @@ class PoolQueue:
             self._active = None
             self._changed.notify_all()
 
-    def busy(self) -> bool:
-        """Whether anything is waiting or being worked on."""
+    def busy(self, *, ignoring: str | None = None) -> bool:
+        """Whether anything (but ``ignoring``) is waiting or being worked on."""
         with self._changed:
-            return bool(self._due) or self._active is not None
+            return bool(self._due.keys() - {ignoring}) or self._active not in (None, ignoring)
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until ``condition`` holds (looked at whenever work ends); False after ``timeout`` seconds."""
@@ -73,7 +74,7 @@ class RepairPace:
     FREE = 5
     CAP = 30.0
 
-    def __init__(self, delay: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, delay: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._delay = delay
         self._clock = clock
         self._repairs: dict[str, deque[float]] = {}
@@ -84,10 +85,10 @@ class RepairPace:
 
     def count(self, pool: str) -> None:
         """``pool`` was repaired."""
-        self._recent(pool).append(self._clock())
+        self._recent(pool).append(self._clock.monotonic())
 
     def _recent(self, pool: str) -> deque[float]:
         times = self._repairs.setdefault(pool, deque(maxlen=32))
-        while times and self._clock() - times[0] > self.WINDOW:
+        while times and self._clock.monotonic() - times[0] > self.WINDOW:
             times.popleft()
         return times

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from kubeletplugin.api import JSON, DriverResources
 from kubeletplugin.client import ApiError, KubeClient, WatchEvent
+from kubeletplugin.publisher.features import Features, detect_features
 from kubeletplugin.publisher.plan import Owner, pool_of
 from kubeletplugin.publisher.writer import SLICES
 
@@ -52,6 +53,10 @@ class Scope:
         if self._only_pool is None:
             return f"{driver},spec.nodeName={self._node_name or ''}"
         return f"{driver},spec.pool.name={self._only_pool}" if self._by_pool else driver
+
+    def features(self) -> Features:
+        """What the server keeps of this scope's slices. Raises as ``KubeClient.create``."""
+        return detect_features(self._client, self._driver_name, self._node_name)
 
     def list(self) -> tuple[list[JSON], str]:
         """All slices of the scope, and the resource version of the list. Raises as ``KubeClient.get``."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from kubeletplugin.api import JSON, Pool
 from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
+from kubeletplugin.clock import SYSTEM_CLOCK, Clock
 from kubeletplugin.publisher.cache import SliceCache
 from kubeletplugin.publisher.diff import Path, differences
 from kubeletplugin.publisher.plan import Owner, Plan, plan_pool
@@ -45,12 +45,14 @@ class PoolWriter:
     Args:
         client: the API server.
         cache: what it holds.
+        clock: the time.
         owner: of the slices. Where it is a Node its UID is looked up, and again when it may have changed.
     """
 
-    def __init__(self, client: KubeClient, cache: SliceCache, *, owner: Owner) -> None:
+    def __init__(self, client: KubeClient, cache: SliceCache, *, owner: Owner, clock: Clock = SYSTEM_CLOCK) -> None:
         self._client = client
         self._cache = cache
+        self._clock = clock
         self._template = owner
         self._reads_node = owner.kind == "Node" and bool(owner.name)
         self._node_uid: str | None = owner.uid or None
@@ -87,7 +89,7 @@ class PoolWriter:
             UnsafeError: the server would drop what keeps overlapping devices apart; nothing was written.
         """
         plan = plan_pool(name, pool, self._cache.pool(name), self._owner(fresh=False))
-        if self._reads_node and plan.creates and time.monotonic() - self._node_read > NODE_UID_AGE:
+        if self._reads_node and plan.creates and self._clock.monotonic() - self._node_read > NODE_UID_AGE:
             plan = plan_pool(name, pool, self._cache.pool(name), self._owner(fresh=True))
         if self._accepted.get(name) != pool:
             self._rehearse(plan)
@@ -135,7 +137,7 @@ class PoolWriter:
         if uid is None or fresh:
             node = self._client.get(f"/api/v1/nodes/{self._template.name}")
             uid = str(node["metadata"]["uid"])
-            self._node_uid, self._node_read = uid, time.monotonic()
+            self._node_uid, self._node_read = uid, self._clock.monotonic()
         return replace(self._template, uid=uid)
 
     def _update(self, document: JSON, query: Mapping[str, str]) -> JSON:

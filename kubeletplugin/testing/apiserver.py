@@ -72,6 +72,7 @@ class EmbeddedApiServer:
         self, *, token: str | None = None, disabled_gates: frozenset[str] = frozenset(), bookmark_seconds: float = 60.0
     ) -> None:
         self.token = token
+        self.git_version = _VERSION["gitVersion"]
         self.store = Store()
         self.registry = Registry(self.store)
         self.registry.gates = DEFAULT_GATES - disabled_gates
@@ -124,6 +125,16 @@ class EmbeddedApiServer:
             client.close()
         self._clients.clear()
         self.stop()
+
+    def upgrade(self, git_version: str, *, enable: frozenset[str] = frozenset()) -> None:
+        """Become another version with more feature gates, as a rolling upgrade of several servers looks from outside.
+
+        Watches end; no request is refused.
+        """
+        self.git_version = git_version
+        for gate in enable:
+            self.set_gate(gate, enabled=True)
+        self.faults.end_watches()
 
     def set_gate(self, gate: str, *, enabled: bool) -> None:
         """Switch a feature gate, as an upgrade or another flag would."""
@@ -228,7 +239,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if request.path in ("/readyz", "/livez", "/healthz"):
             self._send(200, b"ok", "text/plain")
         elif request.path == "/version":
-            self._answer(200, _VERSION)
+            self._answer(200, {**_VERSION, "gitVersion": self.server.owner.git_version})
         elif not request.path.startswith(("/api/v1/", "/apis/resource.k8s.io/v1/")):
             self._send(404, b"404 page not found\n", "text/plain")
         else:
@@ -336,7 +347,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             text = f'resourceVersion: Invalid value: "{sent}": strconv.ParseUint: parsing "{sent}": invalid syntax'
             raise StatusError(500, "", text)
         # Before the client can have seen anything: a break that follows its first event is this stream's, too.
-        generation = self.server.owner.faults.watch_generation
+        marks = self.server.owner.faults.watch_generation, self.server.owner.faults.watch_ends
         with store.lock:
             revision = int(sent or 0)
             first = [] if revision else store.select(kind.collection, target.namespace)
@@ -349,13 +360,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if matches(document):
                 self._event("ADDED", document)
         self.wfile.flush()
-        clean = self._stream(target, matches, revision, query, generation)
+        clean = self._stream(target, matches, revision, query, marks)
         if clean:
             self.wfile.write(b"0\r\n\r\n")
         self.close_connection = self.close_connection or not clean
 
-    def _stream(self, target: _Target, matches: Matcher, revision: int, query: dict[str, str], generation: int) -> bool:
+    def _stream(
+        self, target: _Target, matches: Matcher, revision: int, query: dict[str, str], marks: tuple[int, int]
+    ) -> bool:
         """Send events until the time is up (True) or the stream is to break (False)."""
+        generation, ends = marks
         owner, kind = self.server.owner, target.kind
         now = time.monotonic()
         end = now + float(query.get("timeoutSeconds") or 1800)
@@ -376,7 +390,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     if event is not None:
                         self._event(*event)
             now = time.monotonic()
-            over = now >= end
+            over = now >= end or owner.faults.watch_ends != ends
             if bookmarks and (over or now >= bookmark):
                 bookmark = now + owner.bookmark_seconds
                 self._event("BOOKMARK", _bookmark(kind, revision))

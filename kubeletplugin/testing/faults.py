@@ -26,6 +26,7 @@ class Faults:
     _failures: list[_Failure] = field(default_factory=list)
     _latency: float = 0.0
     _watch_generation: int = 0
+    _watch_ends: int = 0
 
     def fail(
         self,
@@ -62,6 +63,13 @@ class Faults:
         with self.store.changed:
             self.store.changed.notify_all()
 
+    def end_watches(self) -> None:
+        """End all watch streams that are open now as a server does that is about to be replaced: without an error."""
+        with self._lock:
+            self._watch_ends += 1
+        with self.store.changed:
+            self.store.changed.notify_all()
+
     def expire_watches(self) -> None:
         """Forget the history: a watch that is opened again from an old version gets 410."""
         self.store.compact()
@@ -76,6 +84,12 @@ class Faults:
         """Seconds that a request has to wait."""
         with self._lock:
             return self._latency
+
+    @property
+    def watch_ends(self) -> int:
+        """Changes when the open watches are to end in order."""
+        with self._lock:
+            return self._watch_ends
 
     @property
     def watch_generation(self) -> int:

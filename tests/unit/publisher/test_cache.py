@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeletplugin.client import WatchEvent
+from kubeletplugin.clock import Clock
 from kubeletplugin.publisher.cache import Change, SliceCache
 from kubeletplugin.publisher.queue import PoolQueue, RepairPace
 
@@ -138,16 +139,16 @@ def test_however_late_the_events_come_the_end_is_the_same(history: list[tuple[st
     assert set(known(cache)) == set(alive.values())
 
 
-class Clock:
+class Still(Clock):
     def __init__(self) -> None:
         self.now = 0.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
 def test_the_earliest_time_counts_and_a_name_is_there_once() -> None:
-    clock = Clock()
+    clock = Still()
     queue = PoolQueue(clock)
     queue.add("later", 5.0)
     queue.add("now")
@@ -177,7 +178,7 @@ def test_waiting_ends_in_time() -> None:
 
 
 def test_repairs_of_one_pool_slow_down_and_recover() -> None:
-    clock = Clock()
+    clock = Still()
     pace = RepairPace(0.5, clock)
     delays = []
     for _ in range(14):
