@@ -17,8 +17,8 @@ from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlReturn
 from native.nvml.protocol import Nvml
 from native.nvml.types import NvmlSnapshot
 
-DOOR = Path(__file__).parents[3] / "native" / "csrc" / "nvml_api.h"
-FUNCTIONS = sorted(set(re.findall(r"\bX\((nvml\w+)\)", DOOR.read_text())))
+DOOR = Path(__file__).parents[3] / "native" / "csrc" / "nvml_door.c"
+FUNCTIONS = sorted(set(re.findall(r"CALL\(\w+, (nvml\w+)", DOOR.read_text())))
 CODES = [
     NvmlReturn.NOT_SUPPORTED,
     NvmlReturn.FUNCTION_NOT_FOUND,
