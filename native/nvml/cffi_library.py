@@ -10,7 +10,7 @@ from typing import Any
 from native import _nvml
 from native.nvml import values
 from native.nvml.errors import LibraryUnavailableError, NvmlReturn
-from native.nvml.opening import MOCK_MARKER
+from native.nvml.opening import MOCK_MARKER, path_to_load
 from native.nvml.types import CallInProgress
 from native.nvml.values import PciInfo
 from native.pci import canonical_address
@@ -42,7 +42,7 @@ class CffiLibrary:
             return
         out = ffi.new("door **")
         error = ffi.new("char[]", _ERROR_SIZE)
-        code = lib.door_open(out, os.fsencode(self._path), self._progress, error, _ERROR_SIZE)
+        code = lib.door_open(out, os.fsencode(path_to_load(self._path)), self._progress, error, _ERROR_SIZE)
         words = ffi.string(error).decode(errors="replace")
         if words:
             message = f"cannot load the NVML library {self._path}: {words}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 
 from native.nvml.protocol import Nvml
@@ -14,6 +15,31 @@ BACKENDS = ("auto", "cffi", "pynvml")
 MOCK_MARKER = "gpudra_mock_marker"
 """The symbol by which the mock library announces itself."""
 MPS_ENUMERATION = "NVML_MPS_DEVICE_ENUMERATION"
+
+_files_at: dict[str, list[tuple[int, int]]] = {}
+_files_lock = threading.Lock()
+
+
+def path_to_load(path: str) -> str:
+    """How to spell ``path`` for dlopen, so that it loads the file that is there now.
+
+    glibc takes a library for loaded already when the path it was asked for is the same, whatever file is there by now.
+    That is wrong after an upgrade as long as anybody holds the old one: a thread that was left behind in a call, or
+    the event thread. So each file that was seen at a path has a spelling of its own (``/lib/x``, ``/lib/./x``, ...).
+    An inode number does not come again while the file it belonged to is still mapped.
+    """
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return path  # the loader's words for it are the best ones
+    with _files_lock:
+        files = _files_at.setdefault(path, [])
+        file = (status.st_dev, status.st_ino)
+        if file not in files:
+            files.append(file)
+        number = files.index(file)
+    folder, name = os.path.split(path)
+    return f"{folder}/{'./' * number}{name}"
 
 
 def make_backend(path: str | os.PathLike[str], backend: str = "auto") -> Nvml:

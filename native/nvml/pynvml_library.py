@@ -19,7 +19,7 @@ import pynvml
 
 from native.nvml import values
 from native.nvml.errors import LibraryUnavailableError, NvmlReturn
-from native.nvml.opening import MOCK_MARKER
+from native.nvml.opening import MOCK_MARKER, path_to_load
 from native.nvml.types import CallInProgress
 from native.nvml.values import PciInfo
 from native.pci import canonical_address
@@ -55,7 +55,7 @@ class PynvmlLibrary:
             return
         self._running = ("dlopen", None, self._sequence)
         try:
-            self._handle = dlopen(self._path, os.RTLD_NOW | os.RTLD_LOCAL)
+            self._handle = dlopen(path_to_load(self._path), os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
             message = f"cannot load the NVML library {self._path}: {error}"
             raise LibraryUnavailableError("dlopen", NvmlReturn.LIBRARY_NOT_FOUND, message) from error

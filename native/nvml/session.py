@@ -7,6 +7,13 @@ more than one thread left behind per GPU, and a bound for all of them.
 
 A call about no GPU that does not come back (nvmlInit on a driver that hangs) cannot be worked around: the thread is
 kept, callers get NvmlTimeoutError, and the next reading goes on where it came back.
+
+A library that was replaced on disk (a driver upgrade) is noticed before the next reading: the old one is closed and the
+new one loaded, in the same process and also while a thread is stuck in the old one (``opening.path_to_load``).
+
+While a library is open, the process holds ``/dev/nvidiactl`` and the device nodes of the GPUs it has looked at: the
+kernel modules cannot be unloaded, and a GPU cannot be reset or given to another driver, until ``close`` (or until the
+session has nothing open, which is so after LibraryUnavailableError).
 """
 
 from __future__ import annotations
@@ -14,8 +21,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +41,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DEADLINE = 60.0
+CHANGE_DEADLINE = 60.0
+"""Destroying a GPU instance takes about a second, switching MIG with a reset of the GPU tens of seconds."""
 CALL_TIMEOUT = 10.0
 RETRY_AFTER = 30.0
 RETRY_AT_MOST = 600.0
@@ -128,12 +138,15 @@ class NvmlSession:
         worker = self._worker
         return worker.progress() if worker is not None else None
 
-    def snapshot(self, addresses: Sequence[str] | None = None, deadline: float = DEADLINE) -> NvmlSnapshot:
+    def snapshot(
+        self, addresses: Sequence[str] | None = None, deadline: float = DEADLINE, *, mig: bool = False
+    ) -> NvmlSnapshot:
         """Read the whole node.
 
         Args:
             addresses: PCI addresses to look GPUs up by, in the order of the answer; None enumerates by index (a GPU
                 that wedges before it said its address then counts as the node's trouble).
+            mig: read MIG profiles also where MIG is off; see the Protocol.
             deadline: seconds for all of it. A GPU call may take half of that at most, whatever ``call_timeout`` says.
 
         Raises:
@@ -144,14 +157,48 @@ class NvmlSession:
         """
         asked = None if addresses is None else tuple(canonical_address(text) for text in addresses)
         end = time.monotonic() + deadline
+        with self._in_turn(deadline):
+            while True:
+                try:
+                    return self._read(asked, end, deadline, mig)
+                except _StuckError as stuck:
+                    self._give_up(stuck)
+
+    def change(self, address: str, work: Callable[[Nvml], T], deadline: float = CHANGE_DEADLINE) -> T:
+        """Have something done to one GPU: ``change(gpu, lambda nvml: nvml.destroy_gpu_instance(gpu, 3))``.
+
+        It is done once at most: where it is not known whether it was done, the error says so and the caller reads back.
+
+        Args:
+            address: the GPU's PCI address.
+            work: what is done, in the session's thread, with calls about that GPU only.
+            deadline: seconds for all of it, however they are spread over its calls.
+
+        Raises:
+            NvmlTimeoutError: a call does not come back, and is named. It may still take effect; the GPU is left out of
+                readings until it has come back. Also where the GPU is left out already: then nothing was done.
+            LibraryUnavailableError: no library, or no driver behind it; nothing was done.
+            NvmlError: a call failed.
+            ValueError: that is no PCI address.
+        """
+        address = canonical_address(address)
+        end = time.monotonic() + deadline
+        with self._in_turn(deadline):
+            wedged = next((entry for entry in self.wedged if entry.address == address), None)
+            if wedged is not None and address in self._left_out():
+                raise NvmlTimeoutError(wedged.call, address, time.monotonic() - wedged.since)
+            try:
+                return self._wait(work, end, deadline, limit=None)
+            except _StuckError as stuck:
+                self._give_up(stuck)
+                raise NvmlTimeoutError(stuck.call, stuck.address, deadline) from None
+
+    @contextmanager
+    def _in_turn(self, deadline: float) -> Iterator[None]:
         if not self._turn.acquire(timeout=deadline):
             raise self._timed_out(self.progress(), deadline)
         try:
-            while True:
-                try:
-                    return self._read(asked, end, deadline)
-                except _StuckError as stuck:
-                    self._give_up(stuck)
+            yield
         finally:
             self._turn.release()
 
@@ -177,18 +224,18 @@ class NvmlSession:
             self._closed = True
         return worker is None or worker.join(timeout)
 
-    def _read(self, asked: tuple[str, ...] | None, end: float, deadline: float) -> NvmlSnapshot:
+    def _read(self, asked: tuple[str, ...] | None, end: float, deadline: float, mig: bool) -> NvmlSnapshot:
         limit = min(self._call_timeout, deadline / 2)
         left_out = self._left_out()
         if asked is None and left_out:
             asked = self._by_index or self._addresses_by_index(end, deadline, limit)
         if asked is None:
-            snapshot = self._wait(lambda backend: backend.snapshot(None), end, deadline, limit)
+            snapshot = self._wait(lambda backend: backend.snapshot(None, mig=mig), end, deadline, limit)
             self._by_index = tuple(gpu.address for gpu in snapshot.gpus if gpu.address is not None)
             self._recovered(self._by_index)
             return snapshot
         readable = tuple(address for address in asked if address not in left_out)
-        snapshot = self._wait(lambda backend: backend.snapshot(readable), end, deadline, limit)
+        snapshot = self._wait(lambda backend: backend.snapshot(readable, mig=mig), end, deadline, limit)
         self._recovered(readable)
         read = iter(snapshot.gpus)
         gpus = tuple(
@@ -201,27 +248,30 @@ class NvmlSession:
         found = self._wait(lambda backend: backend.addresses(), end, deadline, limit)
         return tuple(address for address in found if address is not None)
 
-    def _wait(self, work: Callable[[Nvml], T], end: float, deadline: float, limit: float) -> T:
-        """Have it done, and watch: a call about a GPU that stays the same for ``limit`` seconds is stuck."""
-        worker, future = self._submit(work)
+    def _wait(self, work: Callable[[Nvml], T], end: float, deadline: float, limit: float | None) -> T:
+        """Have it done, and watch: a call about a GPU that stays the same for ``limit`` seconds is stuck.
+
+        Without a limit it is a change: not done again when NVML was not initialised, and stuck at its deadline.
+        """
+        worker, future = self._submit(work, again=limit is not None)
         try:
             return self._watch(worker, future, end, deadline, limit)
         finally:
             # No effect on a finished one; where it waits behind an older piece of work, nobody wants it any more.
             future.cancel()
 
-    def _watch(self, worker: NvmlWorker, future: Future[T], end: float, deadline: float, limit: float) -> T:
+    def _watch(self, worker: NvmlWorker, future: Future[T], end: float, deadline: float, limit: float | None) -> T:
         seen: CallInProgress | None = None
         since = time.monotonic()
         while True:
-            step = max(0.0, min(limit / 4, end - time.monotonic()))
+            step = max(0.0, min((limit or deadline) / 4, end - time.monotonic()))
             if wait((future,), timeout=step).done:
                 return future.result()
             now = time.monotonic()
             call = worker.progress()
             if call is None or call != seen:
                 seen, since = call, now
-            elif call.address is not None and now - since >= limit:
+            elif call.address is not None and (now >= end if limit is None else now - since >= limit):
                 raise _StuckError(call.call, call.address, now - since)
             if now >= end:
                 raise self._timed_out(call, deadline)
@@ -231,13 +281,13 @@ class NvmlSession:
             return NvmlTimeoutError("finding and loading the NVML library", None, seconds)
         return NvmlTimeoutError(call.call, call.address, seconds)
 
-    def _submit(self, work: Callable[[Nvml], T]) -> tuple[NvmlWorker, Future[T]]:
+    def _submit(self, work: Callable[[Nvml], T], *, again: bool) -> tuple[NvmlWorker, Future[T]]:
         with self._state:
             if self._closed:
-                raise NvmlError("snapshot of a closed session", NvmlReturn.UNINITIALIZED)
+                raise NvmlError("use of a closed session", NvmlReturn.UNINITIALIZED)
             if self._worker is None:
                 self._worker = NvmlWorker(self._find, self._make, self._came_back)
-            return self._worker, self._worker.submit(work)
+            return self._worker, self._worker.submit(work, again=again)
 
     def _left_out(self) -> frozenset[str]:
         now = time.monotonic()

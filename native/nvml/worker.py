@@ -51,7 +51,7 @@ class NvmlWorker:
         self._on_exit = on_exit
         self._backend: Nvml | None = None
         self._file: tuple[object, ...] | None = None
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[Nvml], Any]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[Nvml], Any], bool] | None] = SimpleQueue()
         self._loaded: LoadedLibrary | None = None
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
         self._thread.start()
@@ -66,10 +66,15 @@ class NvmlWorker:
         """Whether the thread has not ended."""
         return self._thread.is_alive()
 
-    def submit(self, work: Callable[[Nvml], T]) -> Future[T]:
-        """Have ``work`` done with the open backend, after whatever was submitted before."""
+    def submit(self, work: Callable[[Nvml], T], *, again: bool = True) -> Future[T]:
+        """Have ``work`` done with the open backend, after whatever was submitted before.
+
+        Args:
+            work: what is done.
+            again: once more, with the library opened anew, where NVML turned out not to be initialised.
+        """
         future: Future[T] = Future()
-        self._jobs.put((future, work))
+        self._jobs.put((future, work, again))
         return future
 
     def progress(self) -> CallInProgress | None:
@@ -89,24 +94,24 @@ class NvmlWorker:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                future, work = job
+                future, work, again = job
                 if future.set_running_or_notify_cancel():
-                    self._perform(future, work)
+                    self._perform(future, work, again)
                 # Nothing of a finished job may stay referenced while the thread waits for the next one.
                 del job, future, work
             self._close()
         finally:
             self._on_exit(self)
 
-    def _perform(self, future: Future[T], work: Callable[[Nvml], T]) -> None:
+    def _perform(self, future: Future[T], work: Callable[[Nvml], T], again: bool) -> None:
         try:
-            result = self._attempt(work)
+            result = self._attempt(work, again)
         except BaseException as error:  # noqa: BLE001 - it is the waiting caller's, whatever it is
             future.set_exception(error)
         else:
             future.set_result(result)
 
-    def _attempt(self, work: Callable[[Nvml], T]) -> T:
+    def _attempt(self, work: Callable[[Nvml], T], again: bool) -> T:
         try:
             return work(self._opened())
         except LibraryUnavailableError:
@@ -117,6 +122,8 @@ class NvmlWorker:
                 raise
             logger.warning("NVML lost its initialisation (%s): opening it again", error)
             self._close()
+            if not again:
+                raise
         return work(self._opened())
 
     def _opened(self) -> Nvml:

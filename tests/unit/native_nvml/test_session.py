@@ -319,6 +319,27 @@ def test_a_library_that_was_replaced_on_disk_is_opened_anew(
     assert inodes == {node.library.stat().st_ino}
 
 
+def test_a_library_that_was_replaced_is_opened_anew_although_a_thread_is_stuck_in_the_old_one(
+    node, session_of: MakeSession
+) -> None:
+    session = session_of(node, call_timeout=QUICK)
+    node.hang("nvmlDeviceGetName", ADDRESSES[0])
+    for number in range(1, 3):
+        assert ADDRESSES[0] in wedged(session.snapshot(ADDRESSES, deadline=20))
+        new = node.library.with_suffix(".new")
+        shutil.copy(node.library, new)
+        new.replace(node.library)
+        version = f"590.44.0{number}"
+        node.text("nvmlSystemGetDriverVersion", version.encode() + b"\0", "-")
+        assert session.snapshot(ADDRESSES, deadline=20).driver_version == version
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        inodes = {int(line.split()[4]) for line in lines if str(node.library) in line}
+        assert node.library.stat().st_ino in inodes
+        # The old one stays for the thread that is in it, and only that: the one in between is gone again.
+        assert len(inodes) == 2
+        node.lines.pop()
+
+
 def test_a_driver_of_another_version_in_another_place_is_followed(make_node, backend_name: str) -> None:
     old, new = make_node(), make_node(gpus=ADDRESSES[:2])
     current = [old.library]
@@ -388,3 +409,100 @@ def test_a_process_with_a_call_that_never_returns_still_ends(node, backend_name:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "{'handle': 10}\n"
     assert f"GPU {ADDRESSES[0]}: nvmlDeviceGetName did not come back" in done.stderr
+
+
+GPU = ADDRESSES[1]
+
+
+@pytest.fixture
+def split(node):
+    """A node whose second GPU has an empty GPU instance."""
+    return node.mig(GPU).gpu_instance(GPU, 7, 19, 0, 1)
+
+
+def test_a_change_is_done_in_the_sessions_thread_and_gives_its_result(split, session_of: MakeSession) -> None:
+    session = session_of(split)
+    threads: list[str] = []
+
+    def work(nvml):
+        threads.append(threading.current_thread().name)
+        return nvml.create_compute_instance(GPU, 7, 0)
+
+    made = session.change("00000000:43:00.0", work)
+    assert threads == ["nvml"]
+    mig = session.snapshot(ADDRESSES).gpus[1].mig
+    assert mig is not None
+    assert [device.uuid for device in mig.devices or ()] == [made.uuid]
+
+
+def test_a_change_that_fails_harms_nothing(split, session_of: MakeSession) -> None:
+    session = session_of(split)
+    with pytest.raises(NvmlError, match=r"nvmlDeviceGetGpuInstanceById for GPU 0000:43:00\.0: NOT_FOUND"):
+        session.change(GPU, lambda nvml: nvml.destroy_gpu_instance(GPU, 99))
+    assert wedged(session.snapshot(ADDRESSES)) == []
+    with pytest.raises(ValueError, match="not a PCI address"):
+        session.change("gpu 1", lambda nvml: nvml.destroy_gpu_instance(GPU, 7))
+
+
+@pytest.mark.bug("B14")
+def test_a_change_that_does_not_come_back_is_named_and_costs_its_gpu_only(
+    split, session_of: MakeSession, until
+) -> None:
+    session = session_of(split)
+    split.hang("nvmlGpuInstanceDestroy", GPU)
+    with pytest.raises(NvmlTimeoutError) as caught:
+        session.change(GPU, lambda nvml: nvml.destroy_gpu_instance(GPU, 7), deadline=0.3)
+    assert (caught.value.call, caught.value.device) == ("nvmlGpuInstanceDestroy", GPU)
+    assert wedged(session.snapshot(ADDRESSES)) == [GPU]
+    began = time.monotonic()
+    with pytest.raises(NvmlTimeoutError) as caught:
+        session.change(GPU, lambda nvml: nvml.destroy_gpu_instance(GPU, 7))
+    assert caught.value.call == "nvmlGpuInstanceDestroy"
+    assert time.monotonic() - began < 20
+    assert session.change(ADDRESSES[0], lambda nvml: nvml.set_mig_mode(ADDRESSES[0], True)) == (False, True)
+    split.lines.pop()
+    split.write()
+    until(lambda: not session.wedged[0].stuck)
+    assert wedged(session.snapshot(ADDRESSES)) == []
+
+
+def test_a_change_that_waited_too_long_for_its_turn_is_not_done_later(split, session_of: MakeSession) -> None:
+    session = session_of(split)
+    done: list[str] = []
+    split.hang("nvmlSystemGetDriverVersion", "-")
+    with pytest.raises(NvmlTimeoutError):
+        session.snapshot(ADDRESSES, deadline=0.1)
+    with pytest.raises(NvmlTimeoutError):
+        session.change(GPU, lambda _nvml: done.append("late"), deadline=0.1)
+    split.lines.pop()
+    split.write()
+    assert wedged(session.snapshot(ADDRESSES)) == []
+    assert done == []
+
+
+def test_a_change_is_never_done_twice(split, session_of: MakeSession) -> None:
+    session = session_of(split)
+    session.snapshot(ADDRESSES)
+    tried: list[int] = []
+
+    def work(_nvml):
+        tried.append(1)
+        raise NvmlError("nvmlGpuInstanceGetInfo", NvmlReturn.UNINITIALIZED, GPU)
+
+    with pytest.raises(NvmlError):
+        session.change(GPU, work)
+    assert tried == [1]
+    assert session.library is None
+    assert wedged(session.snapshot(ADDRESSES)) == []
+
+
+def test_a_change_without_a_driver_says_so(split, session_of: MakeSession) -> None:
+    session = session_of(split.code("nvmlInitWithFlags", 9))
+    with pytest.raises(LibraryUnavailableError):
+        session.change(GPU, lambda nvml: nvml.destroy_gpu_instance(GPU, 7))
+
+
+def test_partitions_are_read_through_the_session_where_they_are_asked_for(split, session_of: MakeSession) -> None:
+    session = session_of(split)
+    assert [gpu.mig is not None for gpu in session.snapshot(ADDRESSES).gpus] == [False, True, False, False]
+    assert [gpu.mig is not None for gpu in session.snapshot(None, mig=True).gpus] == [True, True, True, True]
