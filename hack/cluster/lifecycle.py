@@ -197,7 +197,7 @@ def is_running(layout: Layout) -> bool:
 def status(layout: Layout) -> dict[str, str]:
     """Each component's state in words."""
     answer = {}
-    for name in ("init", *START_ORDER):
+    for name in ("init", *START_ORDER, "agent"):
         process = Process.load(layout.pid_file(name))
         if process is None:
             answer[name] = "not started"

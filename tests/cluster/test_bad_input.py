@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from hack.cluster import lifecycle
+from hack.cluster import access, lifecycle
 from hack.cluster.agent import Agent
 from hack.cluster.api import Api, path
 from hack.cluster.layout import DRIVER_NAME, NODE_NAME
@@ -126,6 +126,12 @@ def test_a_claim_that_was_replaced_under_the_same_name_is_not_prepared_for_the_o
     assert namespace.api.get("resourceclaims", namespace.name, "one")["metadata"]["uid"] in answer.error
 
 
+def delete_slices(api: Api) -> None:
+    """Take away what an agent published."""
+    for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}"):
+        api.delete("resourceslices", None, item["metadata"]["name"])
+
+
 def call_prepare(agent: Agent, namespace: str, name: str, uid: str) -> dra_v1_pb2.NodePrepareResourceResponse:
     """Ask as the kubelet does."""
     (socket,) = (agent.layout.plugins / DRIVER_NAME).glob("*.sock")
@@ -186,8 +192,7 @@ def test_an_nvml_library_that_is_a_directory_is_named_in_the_log_and_mended_with
     agent: Agent, api: Api, namespace: Namespace, mock_node: MockNode
 ) -> None:
     agent.stop()
-    for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}"):
-        api.delete("resourceslices", None, item["metadata"]["name"])
+    delete_slices(api)
     kept = mock_node.library.with_name("kept")
     mock_node.library.rename(kept)
     mock_node.library.mkdir()
@@ -205,6 +210,33 @@ def test_an_nvml_library_that_is_a_directory_is_named_in_the_log_and_mended_with
     namespace.claim("one")
     namespace.pod("p", claim="one")
     namespace.running("p")
+
+
+@pytest.fixture
+def agent_with_a_token_of_another_node(agent: Agent, api: Api) -> Iterator[Agent]:
+    """It says that it is of node-a and has node-b's token: whatever it publishes is refused by the policy."""
+    agent.stop()
+    delete_slices(api)
+    api.create("nodes", None, {"metadata": {"name": "node-b"}})
+    access.write_agent_kubeconfig(agent.layout, agent.layout.load(), "node-b", "agent-b")
+    agent.start(f"--kubeconfig={agent.layout.kubeconfig('agent-b')}")
+    yield agent
+    agent.stop()
+    api.delete("nodes", None, "node-b")
+
+
+def test_a_refused_slice_becomes_an_event_on_the_node_that_says_why(
+    agent_with_a_token_of_another_node: Agent, api: Api
+) -> None:
+    def refused(events: dict[str, dict[str, Any]]) -> bool:
+        return any(event["reason"] == "ResourceSliceRefused" for event in events.values())
+
+    events = api.wait_all("events", "default", refused, "an event about the refusal", 30, "involvedObject.name=node-a")
+    (event,) = [event for event in events.values() if event["reason"] == "ResourceSliceRefused"]
+    assert event["type"] == "Warning"
+    assert event["involvedObject"]["kind"] == "Node"
+    assert "the agent of node 'node-b' may write slices of its own node only" in event["message"]
+    assert api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}") == []
 
 
 def test_the_cluster_still_stands(agent: Agent) -> None:
