@@ -249,6 +249,7 @@ def _counters(numbers: dict[str, int]) -> dict[str, int]:
         "throttle_reasons": 1,
         **{f"ecc_{kind}": ecc for kind in ("single", "double", "single_total", "double_total")},
         **{f"remap_{kind}": remap for kind in ("correctable", "uncorrectable", "pending", "failure")},
+        "remap_banks": {6: -1, 7: 640, 9: 2560, 10: 3840}.get(numbers["architecture"], -1) if remap == 0 else -1,
         "recovery_action": 0,
         "channel_repair_pending": remap,
         "tpc_repair_pending": remap,

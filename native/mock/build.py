@@ -36,6 +36,8 @@ CORE: Final = (
     "capabilities",
     "rules",
     "lock",
+    "load",
+    "health",
 )
 FLAGS: Final = ("-std=c11", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
@@ -107,7 +109,7 @@ def sources() -> list[Path]:
 def key() -> str:
     """The cache key of the sources and the compiler."""
     digest = hashlib.sha256(_compiler_version().encode())
-    digest.update(" ".join((*FLAGS, *OTHER_LIBRARIES.values())).encode())
+    digest.update(" ".join((*FLAGS, *CORE, *OTHER_LIBRARIES.values())).encode())
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]

@@ -271,6 +271,7 @@ GPU: Final = Record(
             "remap_uncorrectable",
             "remap_pending",
             "remap_failure",
+            "remap_banks",
             "recovery_action",
             "channel_repair_pending",
             "tpc_repair_pending",
@@ -342,7 +343,7 @@ def _size(member: Field) -> int:
 
 def _pack(member: Field, value: Value | None) -> bytes:
     if member.kind == "text":
-        return _pack_text(value if isinstance(value, Text) else Text(absent=value is None))
+        return pack_text(value if isinstance(value, Text) else Text(absent=value is None))
     if member.kind == "byte":
         data = value if isinstance(value, bytes) else b""
         if len(data) > member.count:
@@ -358,11 +359,22 @@ def _pack(member: Field, value: Value | None) -> bytes:
     return struct.pack(f"={member.count}{'Q' if member.kind == 'u64' else 'q'}", *filled)
 
 
-def _pack_text(text: Text) -> bytes:
+def pack_text(text: Text) -> bytes:
+    """The bytes of a text field.
+
+    Raises:
+        ValueError: more bytes than it has room for.
+    """
     if len(text.value) > TEXT_BYTES:
         raise ValueError(f"a text of {len(text.value)} bytes, at most {TEXT_BYTES}")
     length = -1 if text.absent else len(text.value)
     return struct.pack(f"=ii{TEXT_BYTES}s", length, int(text.unterminated), text.value)
+
+
+def unpack_text(data: bytes) -> Text:
+    """The text that the bytes of a text field hold."""
+    length, unterminated, room = struct.unpack(f"=ii{TEXT_BYTES}s", data)
+    return Text(room[: max(length, 0)], unterminated=bool(unterminated), absent=length < 0)
 
 
 def _c_member(member: Field) -> str:

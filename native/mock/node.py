@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from native.mock import build, profile, profiles, tree
-from native.mock.nodefile import NodeFile
+from native.mock import build, hotplug, profile, profiles, tree
+from native.mock.control import EVENT_TYPES, GpuInstance, NodeFile, Process
+from native.mock.layout import Text
 from native.mock.profile import Failure, Profile
+from native.pci import canonical_address
 
-_STATES: Final = {"ok": 0, "lost": 1}
+_STATES: Final = {"ok": 0, "lost": 1, "unplugged": 2, "silent": 3}
+_HOW_LONG_SMI_MAY_TAKE: Final = 60.0
 
 
 class MockNode:
@@ -98,10 +102,33 @@ class MockNode:
 
     def set_driver_loaded(self, loaded: bool) -> None:
         """Unload or load the kernel driver: without it init and all calls return DRIVER_NOT_LOADED."""
-        self._file.set_driver_loaded(loaded)
+        self._file.set_header("driver_loaded", int(loaded))
+
+    def reload_driver(self) -> None:
+        """Unload and load the kernel driver.
+
+        Sessions from before get DRIVER_NOT_LOADED until they begin anew, and all MIG instances are gone. MIG mode stays
+        on A100 and A30, which keep it in their inforom; since Hopper it is off again (NVIDIA MIG user guide).
+        """
+        self.set_driver_loaded(False)
+        self._file.set_header("driver_generation", self._file.header("driver_generation") + 1)
+        for gpu in self._profile.gpus:
+            self._file.forget_instances(gpu.address)
+            if gpu.mig is not None and self._file.number(gpu.address, "mig_reset") == 0:
+                self._file.set_number(gpu.address, "mig_current", 0)
+                self._file.set_number(gpu.address, "mig_pending", 0)
+        tree.clear_capabilities(self._root, self._profile)
+        self.set_driver_loaded(True)
+
+    def set_version_mismatch(self, mismatch: bool) -> None:
+        """Library and kernel module of different versions, as in the middle of an upgrade: LIB_RM_VERSION_MISMATCH."""
+        self._file.set_header("version_mismatch", int(mismatch))
 
     def set_gpu_state(self, address: str, state: str) -> None:
-        """Make one GPU ``lost`` (calls about it return GPU_IS_LOST) or ``ok`` again.
+        """The state of one GPU.
+
+        ``ok``; ``lost`` (calls about it return GPU_IS_LOST); ``unplugged`` (lost, and new sessions do not count it);
+        ``silent`` (calls about it do not come back until the state changes).
 
         Raises:
             ValueError: no such GPU, or no such state.
@@ -109,6 +136,57 @@ class MockNode:
         if state not in _STATES:
             raise ValueError(f"{state!r} is no state of a GPU (one of {', '.join(_STATES)})")
         self._file.set_number(address, "state", _STATES[state])
+
+    def unplug(self, address: str, *, first: str = "nvml") -> None:
+        """Take a GPU out. What notices ``first``: ``nvml`` (surprise removal) or ``sysfs`` (nvidia-smi drain).
+
+        For a moment in between, use ``set_gpu_state(address, "unplugged")`` and ``hide(address)`` one by one.
+
+        Raises:
+            ValueError: no such GPU, or neither of the two.
+            FileNotFoundError: it is out already.
+        """
+        if first not in ("nvml", "sysfs"):
+            raise ValueError(f"first is {first!r}, not nvml or sysfs")
+        self._file.number(address, "state")
+        if first == "sysfs":
+            self.hide(address)
+        self.set_gpu_state(address, "unplugged")
+        if first == "nvml":
+            self.hide(address)
+
+    def plug(self, address: str, *, first: str = "sysfs") -> None:
+        """Put a GPU in again. Handles from before stay lost: only a session that begins later knows it.
+
+        Raises:
+            ValueError: no such GPU, or ``first`` is neither ``nvml`` nor ``sysfs``.
+            FileNotFoundError: it is in already.
+        """
+        if first not in ("nvml", "sysfs"):
+            raise ValueError(f"first is {first!r}, not nvml or sysfs")
+        plugged = self._file.number(address, "plugged") + 1
+        if first == "sysfs":
+            self.show(address)
+        self._file.set_number(address, "plugged", plugged)
+        self.set_gpu_state(address, "ok")
+        if first == "nvml":
+            self.show(address)
+
+    def hide(self, address: str) -> None:
+        """Take a GPU's files out of sys, proc and dev.
+
+        Raises:
+            FileNotFoundError: they are out already.
+        """
+        hotplug.take_away(self._root, self._profile, canonical_address(address))
+
+    def show(self, address: str) -> None:
+        """Put a GPU's files back into sys, proc and dev.
+
+        Raises:
+            FileNotFoundError: they were not taken out.
+        """
+        hotplug.put_back(self._root, canonical_address(address))
 
     def set_failures(self, failures: Iterable[Failure]) -> None:
         """Replace the functions that fail, those of the profile included; an empty list makes the node healthy.
@@ -126,6 +204,88 @@ class MockNode:
             KeyError: no such field.
         """
         self._file.set_number(address, field, value)
+
+    def number(self, address: str, field: str) -> int:
+        """A number of a GPU, as ``set_number`` takes it.
+
+        Raises:
+            ValueError: no such GPU.
+            KeyError: no such field.
+        """
+        return self._file.number(address, field)
+
+    def set_text(self, address: str | None, field: str, text: str | Text) -> None:
+        """Set a text of a GPU (``name``, ``uuid``, ``serial``, ...) or, without an address, of the node.
+
+        ``Text(b"\\xff", unterminated=True)`` is a getter that fills the whole buffer with foreign bytes and no NUL.
+
+        Raises:
+            ValueError: no such GPU, or more than 120 bytes.
+            KeyError: no such field.
+        """
+        self._file.set_text(address, field, text if isinstance(text, Text) else Text(text.encode()))
+
+    def xid(self, address: str, code: int, *, gi: int | None = None, ci: int | None = None) -> None:
+        """Report an XID. Without ids it is about the whole GPU: gi = ci = 0xFFFFFFFF, as most are on hardware.
+
+        Raises:
+            ValueError: no such GPU.
+        """
+        self.event(address, "xid", code, gi=gi, ci=ci)
+
+    def event(self, address: str, kind: str, data: int = 0, *, gi: int | None = None, ci: int | None = None) -> None:
+        """Let an event happen: a name of ``native.mock.control.EVENT_TYPES``.
+
+        Raises:
+            ValueError: no such GPU, or no such event.
+        """
+        if kind not in EVENT_TYPES:
+            raise ValueError(f"{kind!r} is no event (one of {', '.join(EVENT_TYPES)})")
+        self._file.add_event(address, EVENT_TYPES[kind], data, gi, ci)
+
+    def ecc(self, address: str, *, single: int = 0, double: int = 0) -> None:
+        """Count ECC errors, since boot and for ever, and report each kind once.
+
+        Raises:
+            ValueError: no such GPU, or its ECC is off.
+        """
+        if self._file.number(address, "ecc_single") < 0:
+            raise ValueError(f"{address} counts no ECC errors: it has no ECC, or it is off")
+        for kind, count in (("single", single), ("double", double)):
+            for field in (f"ecc_{kind}", f"ecc_{kind}_total") if count else ():
+                self._file.set_number(address, field, self._file.number(address, field) + count)
+            if count:
+                self.event(address, f"{kind}-bit-ecc")
+
+    def set_processes(self, address: str, processes: Iterable[Process]) -> None:
+        """Replace the processes that use a GPU or its MIG instances; while there is one, these are in use.
+
+        Raises:
+            ValueError: no such GPU, too many, or a name of more than 64 bytes.
+            KeyError: no such kind of process.
+        """
+        self._file.set_processes(address, processes)
+
+    def instances(self, address: str) -> list[GpuInstance]:
+        """The MIG instances that stand on a GPU, whoever made them.
+
+        Raises:
+            ValueError: no such GPU.
+        """
+        return self._file.instances(address)
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        """Run the node's ``nvidia-smi``; gives what it printed.
+
+        Raises:
+            subprocess.CalledProcessError: it failed; holds what it said.
+        """
+        command = [str(self.smi), *arguments]
+        environment = {**self.environment, "GPUDRA_MOCK_QUIET": "1"}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=_HOW_LONG_SMI_MAY_TAKE
+        )
+        return done.stdout
 
     def remove(self) -> None:
         """Delete the node's folder. Processes that have the library loaded keep what they mapped."""

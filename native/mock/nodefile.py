@@ -1,11 +1,10 @@
-"""Writing the node file, and changing it under the eyes of the processes that have it mapped."""
+"""Writing the node file; ``native.mock.control`` changes it later."""
 
 from __future__ import annotations
 
-import os
 import struct
+import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from native.mock import boards, layout
 from native.mock.boards import Gpu, Link
@@ -70,15 +69,25 @@ def encode_rules(failures: Iterable[Failure], addresses: Sequence[str]) -> list[
     return records + [bytes(RULE.size)] * (layout.RULE_CAPACITY - len(records))
 
 
+def position(address: str, addresses: Sequence[str]) -> int:
+    """The place of a GPU in the file.
+
+    Raises:
+        ValueError: it is no address, or the node has no GPU there.
+    """
+    canonical = canonical_address(address)
+    if canonical not in addresses:
+        raise ValueError(f"the node has no GPU at {canonical}: {', '.join(addresses)}")
+    return addresses.index(canonical)
+
+
 def _rule(failure: Failure, addresses: Sequence[str]) -> bytes:
-    gpu = -1
-    if failure.address is not None:
-        address = canonical_address(failure.address)
-        if address not in addresses:
-            raise ValueError(f"the node has no GPU at {address}: {', '.join(addresses)}")
-        gpu = addresses.index(address)
+    gpu = -1 if failure.address is None else position(failure.address, addresses)
+    until = time.time_ns() + int(failure.seconds * 1e9) if failure.seconds is not None else 0
     values: dict[str, Value] = {"gpu": gpu, "code": failure.code, "delay_ms": failure.delay_ms, "calls": 0, "fired": 0}
-    values |= {"after": 0, "times": -1, "probability": 1_000_000, "seed": 0, "sticky": 0, "until_ns": 0, "version": 0}
+    values |= {"after": failure.after, "times": -1 if failure.times is None else failure.times}
+    values |= {"probability": round(failure.probability * 1_000_000), "seed": failure.seed}
+    values |= {"sticky": int(failure.sticky), "until_ns": until, "version": failure.version}
     return RULE.pack(values | {"function": failure.function.encode()})
 
 
@@ -158,54 +167,3 @@ def _matrices(gpus: Sequence[Gpu]) -> bytes:
     p2p = bytes(max(one.p2p, other.p2p) for one in gpus for other in gpus)
     nvlink = bytes(_P2P_OK if boards.linked(one, other) else _P2P_NOT_SUPPORTED for one in gpus for other in gpus)
     return levels + p2p + nvlink
-
-
-class NodeFile:
-    """An existing node file. Setters write in place, so every process that has it mapped sees the change at once."""
-
-    def __init__(self, path: Path, addresses: Sequence[str]) -> None:
-        self.path = path
-        self._addresses = tuple(addresses)
-
-    def set_driver_loaded(self, loaded: bool) -> None:
-        """Whether calls find a driver; without one they return DRIVER_NOT_LOADED."""
-        self._write((HEADER.offset("driver_loaded"), struct.pack("=q", int(loaded))))
-
-    def set_number(self, address: str, field: str, value: int) -> None:
-        """Set a number of one GPU, a field of ``layout.GPU``.
-
-        Raises:
-            ValueError: the node has no GPU at that address.
-            KeyError: there is no such field.
-        """
-        self._write((self._gpu(address) + GPU.offset(field), struct.pack("=q", value)))
-
-    def set_rules(self, failures: Iterable[Failure]) -> None:
-        """Replace all failures.
-
-        Raises:
-            ValueError: too many, or one names a GPU that the node does not have.
-        """
-        assert RULE.offset("function") == 0, "a place is emptied through its first byte"
-        given = list(failures)
-        pieces: list[tuple[int, bytes]] = []
-        for place, record in enumerate(encode_rules(given, self._addresses)):
-            start = HEADER.size + place * RULE.size
-            # readers skip a place while it is half written
-            pieces += [(start, b"\0"), (start + 1, record[1:]), (start, record[:1])]
-        self._write(*pieces, (HEADER.offset("rule_count"), struct.pack("=q", len(given))))
-
-    def _gpu(self, address: str) -> int:
-        canonical = canonical_address(address)
-        if canonical not in self._addresses:
-            raise ValueError(f"the node has no GPU at {canonical}: {', '.join(self._addresses)}")
-        index = self._addresses.index(canonical)
-        return HEADER.size + RULE.size * layout.RULE_CAPACITY + GPU.size * index
-
-    def _write(self, *pieces: tuple[int, bytes]) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            for offset, data in pieces:
-                os.pwrite(descriptor, data, offset)
-        finally:
-            os.close(descriptor)

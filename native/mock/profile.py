@@ -48,15 +48,29 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A function that fails or is slow."""
+    """A function that fails or is slow. Of several that fit a call, the first that fires decides."""
 
     function: str
+    """Its name, or the beginning of one and ``*``."""
     code: int = -1
     """nvmlReturn_t; -1: the function only takes longer."""
     address: str | None = None
     """The GPU it is about; None is all of them."""
     delay_ms: int = 0
     """-1: it does not come back until the rule is taken away."""
+    after: int = 0
+    """So many calls pass first; with ``times=1`` it is the nth call that fails."""
+    times: int | None = None
+    """How often it fires; None: without end."""
+    probability: float = 1.0
+    """From 0 to 1. Which calls fail depends on ``seed`` and the number of the call alone."""
+    seed: int = 0
+    sticky: bool = False
+    """Once it has fired, it always does."""
+    seconds: float | None = None
+    """It ends so long after it was set; None: never."""
+    version: int = 0
+    """Refuse only a struct of this version with ARGUMENT_VERSION_MISMATCH, as an older driver does; 0: the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +173,31 @@ def _function(name: object, where: str) -> str:
     return name
 
 
+def _failure(function: str, inner: Fields, address: str | None) -> Failure:
+    version = inner.number("version", 0, high=255)
+    default = "ARGUMENT_VERSION_MISMATCH" if version else None
+    code = inner.choice("code", {code.name: int(code) for code in NvmlReturn}, default)
+    times = inner.number("times", None)
+    seconds, probability = inner.take("seconds", None), inner.take("probability", 1.0)
+    if not isinstance(probability, int | float) or isinstance(probability, bool) or not 0 <= probability <= 1:
+        raise ProfileError(inner.where("probability"), f"{probability!r} is not a number from 0 to 1")
+    if seconds is not None and (not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds < 0):
+        raise ProfileError(inner.where("seconds"), f"{seconds!r} is not a number of seconds")
+    return Failure(
+        function,
+        code if code is not None else -1,
+        address,
+        inner.number("delay_ms", 0, low=-1),
+        after=inner.number("after", 0),
+        times=None if times < 0 else times,
+        probability=float(probability),
+        seed=inner.number("seed", 0),
+        sticky=inner.flag("sticky", False) == 1,
+        seconds=seconds,
+        version=version,
+    )
+
+
 def _failures(section: Fields, address: str | None) -> tuple[Failure, ...]:
     """``{nvmlDeviceGetSerial: NOT_SUPPORTED}`` or ``{nvmlDeviceGetSerial: {code: UNKNOWN, delay_ms: 200}}``."""
     names = {code.name: int(code) for code in NvmlReturn}
@@ -167,8 +206,7 @@ def _failures(section: Fields, address: str | None) -> tuple[Failure, ...]:
         function = _function(key, section.path)
         if isinstance(section.peek(key), Mapping):
             inner = section.section(key)
-            code = inner.choice("code", names, None)
-            found.append(Failure(function, code, address, inner.number("delay_ms", 0, low=-1)))
+            found.append(_failure(function, inner, address))
             inner.done()
         else:
             found.append(Failure(function, section.choice(key, names), address))

@@ -132,6 +132,18 @@ def _install(source: Path, folder: Path, name: str, soname: str, version: str) -
         (folder / name).symlink_to(soname)
 
 
+def clear_capabilities(root: Path, profile: Profile) -> None:
+    """Remove the capability files of all MIG instances, and their device nodes."""
+    capabilities = root / "proc/driver/nvidia/capabilities"
+    for gpu in profile.gpus:
+        folder = capabilities / f"gpu{gpu.numbers['minor']}/mig"
+        for instance in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(instance)
+    for node in (root / "dev/nvidia-caps").iterdir():
+        if node.name not in ("nvidia-cap1", "nvidia-cap2"):
+            node.unlink()
+
+
 def _write_nodes(dev: Path, profile: Profile) -> None:
     dev.mkdir(parents=True)
     for name, (major, minor) in _CONTROL_NODES.items():

@@ -1,4 +1,4 @@
-/* What a GPU has and how it is set: memory, modes, ECC, power, clocks, load. */
+/* What a GPU has and how it is set: memory, modes, power, clocks. */
 #include "mock.h"
 
 _Static_assert(sizeof(nvmlMemory_t) == 24, "nvmlMemory_t");
@@ -126,7 +126,8 @@ nvmlReturn_t impl_nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAdd
 {
     if (mode == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (mode->version != MOCK_VERSION_OF(nvmlDeviceAddressingMode_v1_t, 1))
+    if (mode->version != MOCK_VERSION_OF(nvmlDeviceAddressingMode_v1_t, 1) ||
+        mock_refuses("nvmlDeviceGetAddressingMode", device, 1))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     MOCK_GIVE(&mode->value, mock_gpu(device)->addressing_mode);
 }
@@ -189,18 +190,6 @@ nvmlReturn_t impl_nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTem
     }
 }
 
-nvmlReturn_t impl_nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
-{
-    const struct mock_gpu *gpu = mock_gpu(device);
-    if (utilization == NULL)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (gpu->utilization_gpu < 0)
-        return NVML_ERROR_NOT_SUPPORTED;
-    utilization->gpu = (unsigned int)gpu->utilization_gpu;
-    utilization->memory = (unsigned int)gpu->utilization_memory;
-    return NVML_SUCCESS;
-}
-
 static nvmlReturn_t give_clock(const int64_t clocks[4], nvmlClockType_t type, unsigned int *clock)
 {
     if ((unsigned int)type >= NVML_CLOCK_COUNT)
@@ -220,37 +209,28 @@ nvmlReturn_t impl_nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t
     return give_clock(mock_gpu(device)->max_clocks, type, clock);
 }
 
-nvmlReturn_t impl_nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *clocksEventReasons)
+/* Settings. Each is one number, so no lock is needed; who may only read the node may not set anything. */
+nvmlReturn_t impl_nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode)
 {
-    (void)device;
-    MOCK_GIVE(clocksEventReasons, nvmlClocksEventReasonGpuIdle);
-}
-
-/* ECC counters stand at zero where the board has ECC; events and injected errors are for the control handle. */
-nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t errorType,
-                                              nvmlEccCounterType_t counterType, unsigned long long *eccCounts)
-{
-    if ((unsigned int)errorType >= NVML_MEMORY_ERROR_TYPE_COUNT ||
-        (unsigned int)counterType >= NVML_ECC_COUNTER_TYPE_COUNT)
+    if ((unsigned int)mode > NVML_FEATURE_ENABLED)
         return NVML_ERROR_INVALID_ARGUMENT;
-    MOCK_GIVE(eccCounts, mock_gpu(device)->ecc_current == 1 ? 0 : -1);
+    return mock_set(&mock_gpu(device)->persistence, (int64_t)mode);
 }
 
-/* Nobody computes on a mock: the lists are empty, which NVML says with SUCCESS and a count of zero. */
-#define PROCESS_LIST(function, type)                                                         \
-    nvmlReturn_t impl_##function(nvmlDevice_t device, unsigned int *infoCount, type *infos)  \
-    {                                                                                        \
-        (void)device;                                                                        \
-        (void)infos;                                                                         \
-        MOCK_GIVE(infoCount, 0);                                                             \
-    }
+nvmlReturn_t impl_nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode)
+{
+    /* exclusive-thread (1) was taken away with CUDA 8 */
+    if ((unsigned int)mode >= NVML_COMPUTEMODE_COUNT || mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
+        return (unsigned int)mode >= NVML_COMPUTEMODE_COUNT ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
+    return mock_set(&mock_gpu(device)->compute_mode, (int64_t)mode);
+}
 
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
-PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
-PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
-PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+nvmlReturn_t impl_nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned int limit)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    if (gpu->power_min_mw < 0 || gpu->power_max_mw < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if ((int64_t)limit < gpu->power_min_mw || (int64_t)limit > gpu->power_max_mw)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return mock_set(&gpu->power_limit_mw, (int64_t)limit);
+}

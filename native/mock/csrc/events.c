@@ -1,20 +1,33 @@
-/* Event sets. Nothing happens on a quiet node, so a wait lasts its timeout; the control handle will feed them. */
+/* Event sets. What happens stands in a ring in the node file; a set remembers how far it has read.
+ *
+ * A wait looks at the ring every few milliseconds: whoever writes an event may be any process, Python included, and a
+ * futex in a file that is only mapped for reading would be of no use to it.
+ */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "mock.h"
 
 #define SET_MAGIC 0x65767431U
+#define LOOK_EVERY_MS 5
 
 struct nvmlEventSet_st {
     unsigned int magic;
     unsigned int size;
-    unsigned long long *masks; /* one a GPU of the node: a set keeps what it was asked for */
+    uint64_t seen; /* sequence of the last event that was looked at */
+    struct {
+        unsigned long long mask;
+        uint64_t since; /* what happened before the registration is not told */
+    } *gpus;            /* by position in the node file: a set keeps what it was asked for */
 };
 
 _Static_assert(sizeof(nvmlEventData_t) == 32, "nvmlEventData_t");
+
+static uint64_t last_event(void)
+{
+    return __atomic_load_n(&mock_node()->last_event, __ATOMIC_ACQUIRE);
+}
 
 nvmlReturn_t impl_nvmlEventSetCreate(nvmlEventSet_t *set)
 {
@@ -25,8 +38,9 @@ nvmlReturn_t impl_nvmlEventSetCreate(nvmlEventSet_t *set)
         return NVML_ERROR_MEMORY;
     made->magic = SET_MAGIC;
     made->size = (unsigned int)mock_node()->gpu_count;
-    made->masks = calloc((size_t)made->size + 1, sizeof(*made->masks));
-    if (made->masks == NULL) {
+    made->seen = last_event();
+    made->gpus = calloc((size_t)made->size + 1, sizeof(*made->gpus));
+    if (made->gpus == NULL) {
         free(made);
         return NVML_ERROR_MEMORY;
     }
@@ -34,12 +48,17 @@ nvmlReturn_t impl_nvmlEventSetCreate(nvmlEventSet_t *set)
     return NVML_SUCCESS;
 }
 
+static bool is_set(nvmlEventSet_t set)
+{
+    return set != NULL && set->magic == SET_MAGIC;
+}
+
 nvmlReturn_t impl_nvmlEventSetFree(nvmlEventSet_t set)
 {
-    if (set == NULL || set->magic != SET_MAGIC)
+    if (!is_set(set))
         return NVML_ERROR_INVALID_ARGUMENT;
     set->magic = 0;
-    free(set->masks);
+    free(set->gpus);
     free(set);
     return NVML_SUCCESS;
 }
@@ -52,26 +71,122 @@ nvmlReturn_t impl_nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned
 nvmlReturn_t impl_nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long eventTypes, nvmlEventSet_t set)
 {
     const struct mock_gpu *gpu = mock_gpu(device);
-    unsigned int index;
-    if (set == NULL || set->magic != SET_MAGIC || !mock_index(device, &index) || index >= set->size)
+    unsigned int position;
+    if (!is_set(set) || !mock_position(device, &position) || position >= set->size)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (gpu->event_types < 0 || (eventTypes & ~(unsigned long long)gpu->event_types) != 0)
         return NVML_ERROR_NOT_SUPPORTED;
-    set->masks[index] |= eventTypes;
+    if (set->gpus[position].mask == 0)
+        set->gpus[position].since = last_event();
+    set->gpus[position].mask |= eventTypes;
+    return NVML_SUCCESS;
+}
+
+/* One record of the ring; false where a newer event took its place, or it is not for this set. */
+static bool wanted(nvmlEventSet_t set, uint64_t sequence, struct mock_event *event)
+{
+    const struct mock_event *place = &mock_node()->events[sequence % MOCK_EVENTS];
+    if (__atomic_load_n(&place->sequence, __ATOMIC_ACQUIRE) != sequence)
+        return false;
+    *event = *place;
+    if (__atomic_load_n(&place->sequence, __ATOMIC_ACQUIRE) != sequence)
+        return false;
+    return event->gpu >= 0 && event->gpu < (int64_t)set->size && sequence > set->gpus[event->gpu].since &&
+           (set->gpus[event->gpu].mask & (unsigned long long)event->type) != 0;
+}
+
+static bool next_event(nvmlEventSet_t set, struct mock_event *event)
+{
+    const uint64_t last = last_event();
+    if (last - set->seen > MOCK_EVENTS)
+        set->seen = last - MOCK_EVENTS;
+    while (set->seen < last)
+        if (wanted(set, ++set->seen, event))
+            return true;
+    return false;
+}
+
+static bool has_lost_one(nvmlEventSet_t set)
+{
+    for (unsigned int i = 0; i < set->size; ++i)
+        if (set->gpus[i].mask != 0 && mock_gone(i))
+            return true;
+    return false;
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* What was reported before a GPU was lost is told first; then every wait on a set with a lost GPU ends at once. */
+static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct mock_event *event)
+{
+    const int64_t until = now_ms() + (int64_t)timeoutms;
+    for (;;) {
+        const nvmlReturn_t session = mock_session();
+        if (session != NVML_SUCCESS)
+            return session;
+        if (next_event(set, event))
+            return NVML_SUCCESS;
+        if (has_lost_one(set))
+            return NVML_ERROR_GPU_IS_LOST;
+        const int64_t left = until - now_ms();
+        if (left <= 0)
+            return NVML_ERROR_TIMEOUT;
+        mock_pause(left < LOOK_EVERY_MS ? left : LOOK_EVERY_MS);
+    }
+}
+
+static nvmlReturn_t wait_and_give(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeoutms, bool second)
+{
+    struct mock_event event;
+    if (!is_set(set) || data == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const nvmlReturn_t result = wait_for(set, timeoutms, &event);
+    if (result != NVML_SUCCESS)
+        return result;
+    data->device = mock_device_at((unsigned int)event.gpu);
+    data->eventType = (unsigned long long)event.type;
+    data->eventData = (unsigned long long)event.data;
+    if (second) { /* the struct of the first version ends here */
+        data->gpuInstanceId = (unsigned int)event.gi;
+        data->computeInstanceId = (unsigned int)event.ci;
+    }
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t impl_nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeoutms)
 {
-    if (set == NULL || set->magic != SET_MAGIC || data == NULL)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    struct timespec left = {timeoutms / 1000U, (long)(timeoutms % 1000U) * 1000000L};
-    while (nanosleep(&left, &left) != 0 && errno == EINTR)
-        continue;
-    return NVML_ERROR_TIMEOUT;
+    return wait_and_give(set, data, timeoutms, true);
 }
 
 nvmlReturn_t impl_nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeoutms)
 {
-    return impl_nvmlEventSetWait_v2(set, data, timeoutms);
+    return wait_and_give(set, data, timeoutms, false);
+}
+
+nvmlReturn_t impl_nvmlEventSetWait_v3(nvmlEventSet_t set, nvmlEventSetWait_v3_t *params)
+{
+    struct mock_event event;
+    if (!is_set(set) || params == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const unsigned int timeout = params->timeoutMs;
+    const nvmlReturn_t result = wait_for(set, timeout, &event);
+    if (result != NVML_SUCCESS)
+        return result;
+    *params = (nvmlEventSetWait_v3_t){
+        .timeoutMs = timeout,
+        .dataType = NVML_EVENT_DATA_TYPE_NVML_EVENT,
+        .eventType = (unsigned long long)event.type,
+        .eventData = (unsigned long long)event.data,
+        .gpuInstanceId = (unsigned int)event.gi,
+        .computeInstanceId = (unsigned int)event.ci,
+    };
+    const nvmlDevice_t device = mock_device_at((unsigned int)event.gpu);
+    if (mock_text(&mock_gpu(device)->uuid, params->uuid, sizeof(params->uuid)) != NVML_SUCCESS)
+        params->uuid[0] = '\0';
+    return NVML_SUCCESS;
 }

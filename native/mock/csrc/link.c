@@ -130,7 +130,8 @@ nvmlReturn_t impl_nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabric
     if (gpuFabricInfo == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     const bool third = gpuFabricInfo->version == MOCK_VERSION_OF(nvmlGpuFabricInfo_v3_t, 3);
-    if (!third && gpuFabricInfo->version != MOCK_VERSION_OF(nvmlGpuFabricInfo_v2_t, 2))
+    if ((!third && gpuFabricInfo->version != MOCK_VERSION_OF(nvmlGpuFabricInfo_v2_t, 2)) ||
+        mock_refuses("nvmlDeviceGetGpuFabricInfoV", device, third ? 3 : 2))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (gpu->fabric_state < 0)
         return NVML_ERROR_NOT_SUPPORTED;

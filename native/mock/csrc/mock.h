@@ -40,7 +40,10 @@ const struct mock_gpu *mock_gpu(nvmlDevice_t device);     /* also of a MIG devic
 bool mock_index(nvmlDevice_t device, unsigned int *index);
 bool mock_position(nvmlDevice_t device, unsigned int *position);
 int mock_pair(size_t matrix_offset, nvmlDevice_t a, nvmlDevice_t b);
-nvmlReturn_t mock_presence(nvmlDevice_t device);          /* GPU_IS_LOST for one that is gone */
+nvmlReturn_t mock_presence(nvmlDevice_t device);          /* GPU_IS_LOST for one that is gone; waits for a silent one */
+bool mock_gone(unsigned int position);                    /* the same without waiting */
+nvmlReturn_t mock_session(void);                          /* whether the session still has a driver under it */
+nvmlReturn_t mock_set(const int64_t *field, int64_t value); /* a field of the node; NO_PERMISSION where it is read-only */
 
 /* rules.c */
 nvmlReturn_t mock_rule(const char *function, nvmlDevice_t device, bool for_one_gpu);

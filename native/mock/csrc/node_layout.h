@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define MOCK_MAGIC "GPUDRAMK"
-#define MOCK_LAYOUT UINT64_C(7025055770758373868)
+#define MOCK_LAYOUT UINT64_C(555975506426508996)
 #define MOCK_MAX_LINKS 36
 #define MOCK_CPU_WORDS 32
 #define MOCK_NODE_WORDS 4
@@ -190,6 +190,7 @@ struct mock_gpu {
     int64_t remap_uncorrectable;
     int64_t remap_pending;
     int64_t remap_failure;
+    int64_t remap_banks;
     int64_t recovery_action;
     int64_t channel_repair_pending;
     int64_t tpc_repair_pending;
@@ -220,7 +221,7 @@ struct mock_gpu {
     struct mock_gi gis[15];
     struct mock_process processes[32];
 };
-_Static_assert(sizeof(struct mock_gpu) == 21256, "mock_gpu");
+_Static_assert(sizeof(struct mock_gpu) == 21264, "mock_gpu");
 
 struct mock_node {
     unsigned char magic[8];

@@ -139,12 +139,26 @@ nvmlReturn_t mock_presence(nvmlDevice_t device)
     unsigned int position;
     if (!mock_position(device, &position))
         return NVML_ERROR_INVALID_ARGUMENT;
-    const struct mock_gpu *gpu = gpu_at(position);
-    while (__atomic_load_n(&gpu->state, __ATOMIC_RELAXED) == SILENT)
+    while (__atomic_load_n(&gpu_at(position)->state, __ATOMIC_RELAXED) == SILENT)
         mock_pause(10);
-    const bool there = __atomic_load_n(&gpu->state, __ATOMIC_RELAXED) == WORKING &&
-                       __atomic_load_n(&gpu->plugged, __ATOMIC_RELAXED) == mock.current->devices[position].plugged;
-    return there ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
+    return mock_gone(position) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+bool mock_gone(unsigned int position)
+{
+    const int64_t state = __atomic_load_n(&gpu_at(position)->state, __ATOMIC_RELAXED);
+    return state == LOST || state == UNPLUGGED ||
+           __atomic_load_n(&gpu_at(position)->plugged, __ATOMIC_RELAXED) != mock.current->devices[position].plugged;
+}
+
+nvmlReturn_t mock_set(const int64_t *field, int64_t value)
+{
+    struct mock_node *node = mock_writable_node();
+    if (node == NULL)
+        return NVML_ERROR_NO_PERMISSION;
+    int64_t *place = (int64_t *)((char *)node + ((const char *)field - (const char *)mock_node()));
+    __atomic_store_n(place, value, __ATOMIC_RELEASE);
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t mock_text(const struct mock_text *text, char *out, unsigned int length)
@@ -303,8 +317,7 @@ static nvmlReturn_t load(void)
     return see_devices(opened);
 }
 
-/* Whether a session of this process has a driver under it. */
-static nvmlReturn_t driver_state(void)
+nvmlReturn_t mock_session(void)
 {
     const struct mock_node *node = mock_node();
     if (__atomic_load_n(&node->driver_loaded, __ATOMIC_RELAXED) == 0 ||
@@ -319,7 +332,7 @@ nvmlReturn_t mock_open(const char *function)
     pthread_mutex_lock(&mock.lock);
     nvmlReturn_t result = mock.references == 0 ? load() : NVML_SUCCESS;
     if (result == NVML_SUCCESS)
-        result = driver_state();
+        result = mock_session();
     if (result == NVML_SUCCESS)
         result = mock_rule(function, NULL, false);
     if (result == NVML_SUCCESS)
@@ -378,7 +391,7 @@ nvmlReturn_t mock_enter(const char *function, enum mock_kind kind, nvmlDevice_t 
         return NVML_ERROR_UNINITIALIZED;
     if (mock.trace >= 0)
         trace(function, device);
-    nvmlReturn_t early = driver_state();
+    nvmlReturn_t early = mock_session();
     if (early == NVML_SUCCESS)
         early = check_handle(kind, device);
     if (early == NVML_SUCCESS)

@@ -1,0 +1,75 @@
+"""A GPU's files in the fake root, taken away as hot unplug does and put back: its sysfs folder with every link to it,
+its folder under /proc/driver/nvidia and its device nodes.
+
+What was taken lies under ``run/gpudra-mock/unplugged/<address>`` with the same relative paths until it is put back. No
+uevent is sent: the kernel alone can do that, and whoever reads a fake tree has no kernel behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from native.mock.profile import Profile
+
+STASH: Final = Path("run/gpudra-mock/unplugged")
+
+
+def _links(root: Path, home: Path, address: str) -> Iterator[Path]:
+    """Every link to a device or into its folder, below the places where sysfs has such links."""
+    sys = root / "sys"
+    patterns = (
+        f"bus/pci/devices/{address}",
+        f"bus/pci/drivers/*/{address}",
+        f"kernel/iommu_groups/*/devices/{address}",
+    )
+    for pattern in patterns:
+        yield from sys.glob(pattern)
+    for link in sys.glob("class/*/*"):
+        if link.is_symlink() and Path(os.path.normpath(link.parent / link.readlink())).is_relative_to(home):
+            yield link
+
+
+def take_away(root: Path, profile: Profile, address: str) -> None:
+    """Remove a GPU's files, links first, as the kernel does.
+
+    Raises:
+        KeyError: the node has no GPU at that address.
+        FileNotFoundError: they are not there: the GPU is unplugged already.
+    """
+    gpu = profile.gpu(address)
+    home = root.joinpath("sys/devices", *gpu.device.path)
+    if not home.is_dir():
+        raise FileNotFoundError(f"{address} is unplugged already")
+    stash = root / STASH / address
+    things = [*_links(root, home, address), home, root / "proc/driver/nvidia/gpus" / address]
+    index = profile.gpus.index(gpu)
+    things += [root / f"dev/dri/card{index + 1}", root / f"dev/dri/renderD{128 + index}"]
+    if gpu.numbers["minor"] >= 0:
+        things.append(root / f"dev/nvidia{gpu.numbers['minor']}")
+    for thing in things:
+        target = stash / thing.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        thing.rename(target)
+
+
+def put_back(root: Path, address: str) -> None:
+    """Put a GPU's files back, links last.
+
+    Raises:
+        FileNotFoundError: nothing was taken away.
+    """
+    stash = root / STASH / address
+    if not stash.is_dir():
+        raise FileNotFoundError(f"{address} is not unplugged")
+    things = [path for path in stash.rglob("*") if not (root / path.relative_to(stash)).is_dir() or path.is_symlink()]
+    # a folder moves as a whole, so what lies in one that moves is not moved on its own
+    tops = [thing for thing in things if not any(other in thing.parents for other in things)]
+    for thing in sorted(tops, key=lambda path: path.is_symlink()):
+        target = root / thing.relative_to(stash)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        thing.rename(target)
+    shutil.rmtree(stash)
