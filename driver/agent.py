@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 20.0
+FIRST_SLICE_PATIENCE = 1.0
+"""Seconds for which metrics, health and uevents wait for the first slice: beside it they would only be in its way."""
 DRIVER_TAINT = "gpu.nvidia.com/driver-unavailable"
 
 
@@ -96,6 +98,7 @@ class Agent:
             log.exception("the plugin cannot be served")
             return 1
         self._discovery.start()
+        self._observer.heard.wait(FIRST_SLICE_PATIENCE)
         parts = self._start_parts()
         if parts is None:
             self._plugin.stop(0)
@@ -197,6 +200,9 @@ class Agent:
         return self._reader.read()
 
     def _measured(self, seconds: float, failure: str | None) -> None:
+        if failure:
+            self._observer.heard.set()
+
         def tell(metrics: Metrics) -> None:
             metrics.observe("gpudra_snapshot_duration_seconds", seconds)
             metrics.set("gpudra_driver_available", 0 if failure else 1)

@@ -80,6 +80,8 @@ class AgentObserver(api.NullObserver):
     """Takes what the plugin library tells to metrics, the log and Events on the Node."""
 
     def __init__(self, metrics: Deferred) -> None:
+        self.heard = threading.Event()
+        """Set once it is known how the first attempt to publish went, or that there will be none for now."""
         self._metrics = metrics
         self._lock = threading.Lock()
         self._events: EventRecorder | None = None
@@ -125,6 +127,7 @@ class AgentObserver(api.NullObserver):
 
     def published(self, pool: str, *, slices: int, writes: int) -> None:
         """Say and count writes; a pool that was refused before is well again."""
+        self.heard.set()
         with self._lock:
             self._refused.pop(pool, None)
         if writes:
@@ -133,6 +136,7 @@ class AgentObserver(api.NullObserver):
 
     def publish_failed(self, failure: api.PublishFailure) -> None:
         """Count it; a refusal (not a mere absence of the server) becomes an Event and makes the agent not ready."""
+        self.heard.set()
         log.warning("pool %s is not published: %s", failure.pool, failure.message)
         self._metrics.tell(lambda m: m.publish_failed(failure))
         if failure.retryable:
