@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 _VENDOR = re.compile(r"\A[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
 _CLASS = re.compile(r"\A[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?\Z")
@@ -26,8 +27,7 @@ class CdiError(ValueError):
     """A spec, or a part of one, is not legal; the message says where and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class CdiDeviceNode:
+class CdiDeviceNode(msgspec.Struct, frozen=True):
     """A device file for the container. Type and numbers are left to the runtime, which looks at the host's file."""
 
     path: str
@@ -40,8 +40,7 @@ class CdiDeviceNode:
         return _present(path=self.path, hostPath=self.host_path, permissions=self.permissions)
 
 
-@dataclass(frozen=True, slots=True)
-class CdiMount:
+class CdiMount(msgspec.Struct, frozen=True):
     """A host path in the container."""
 
     host_path: str
@@ -59,8 +58,7 @@ class CdiMount:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CdiHook:
+class CdiHook(msgspec.Struct, frozen=True):
     """A program of the host that the runtime calls."""
 
     hook_name: str
@@ -80,8 +78,7 @@ class CdiHook:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerEdits:
+class ContainerEdits(msgspec.Struct, frozen=True):
     """What happens to a container that gets the device."""
 
     env: tuple[str, ...] = ()
@@ -114,16 +111,14 @@ class ContainerEdits:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CdiDevice:
+class CdiDevice(msgspec.Struct, frozen=True):
     """One device of a spec."""
 
     name: str
     edits: ContainerEdits
 
 
-@dataclass(frozen=True, slots=True)
-class CdiSpec:
+class CdiSpec(msgspec.Struct, frozen=True):
     """A spec file: a kind (``vendor/class``), its devices, and what every container with one of them gets."""
 
     kind: str

@@ -15,9 +15,10 @@ import errno
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+
+import msgspec
 
 from driver.model import Problem
 from driver.prepare import envelope, files
@@ -31,8 +32,7 @@ _RESERVE_BYTES = (64 * 1024, 16 * 1024, 4 * 1024)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """What reading the file came to."""
 
     problems: tuple[Problem, ...] = ()
@@ -40,12 +40,11 @@ class Loaded:
     """False: the file was damaged or missing, and ``records`` may lack claims that are prepared."""
 
 
-@dataclass(slots=True)
-class _Change:
+class _Change(msgspec.Struct):
     records: Mapping[str, ClaimRecord | None]
     frees: bool
     done: bool = False
-    error: OSError | None = field(default_factory=lambda: OSError(errno.EINTR, "the write was interrupted"))
+    error: OSError | None = msgspec.field(default_factory=lambda: OSError(errno.EINTR, "the write was interrupted"))
     """None once the change is on the disk."""
 
 
@@ -150,7 +149,7 @@ class Checkpoint:
                     records.pop(uid, None)
                 else:
                     records[uid] = record
-        state = replace(
+        state = msgspec.structs.replace(
             self._state, records=MappingProxyType(records), boot_id=boot_id, sequence=self._state.sequence + 1
         )
         data = envelope.encode(state)
@@ -269,7 +268,7 @@ class Checkpoint:
         else:
             doubt = f"the checkpoint {what}; this is its state of before the last change"
             records = {uid: _in_doubt(record, doubt) for uid, record in state.records.items()}
-            self._state = replace(state, records=MappingProxyType(records))
+            self._state = msgspec.structs.replace(state, records=MappingProxyType(records))
         kept = f", it is kept as {aside.name}" if aside else ""
         message = f"the checkpoint {what}{kept}; {help_from}. Devices in doubt are withheld until their claims are gone"
         return Loaded(problems=(Problem(str(self.path), message),), complete=False)
@@ -284,7 +283,7 @@ class Checkpoint:
 def _in_doubt(record: ClaimRecord, doubt: str) -> ClaimRecord:
     """A record whose last change may be lost: one that was being prepared may be prepared, and in use, by now."""
     phase = Phase.PREPARED if record.phase is Phase.PREPARING else record.phase
-    return replace(record, phase=phase, doubt=record.doubt or doubt)
+    return msgspec.structs.replace(record, phase=phase, doubt=record.doubt or doubt)
 
 
 def _allocate(descriptor: int, size: int) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from driver.prepare.document import Cursor, DocumentError, shown
 from driver.prepare.errors import ClaimError, Reason
@@ -24,8 +25,7 @@ FROM_CLASS = "FromClass"
 FROM_CLAIM = "FromClaim"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ClaimRef:
+class ClaimRef(msgspec.Struct, frozen=True, order=True):
     """What names a claim: ``uid`` is the identity, the names may be reused. Names are empty where they are unknown."""
 
     namespace: str
@@ -36,8 +36,7 @@ class ClaimRef:
         return f"{self.namespace or '?'}/{self.name or '?'} (uid {self.uid})"
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationResult:
+class AllocationResult(msgspec.Struct, frozen=True):
     """One device that the scheduler gave to the claim out of this node's pool."""
 
     request: str
@@ -55,8 +54,7 @@ class AllocationResult:
         return self.request.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class OpaqueConfig:
+class OpaqueConfig(msgspec.Struct, frozen=True):
     """A configuration entry for this driver, not yet decoded."""
 
     source: str
@@ -75,8 +73,7 @@ class OpaqueConfig:
         return not self.requests or result.request in self.requests or result.base_request in self.requests
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimAllocation:
+class ClaimAllocation(msgspec.Struct, frozen=True):
     """What a claim asks of this driver here."""
 
     ref: ClaimRef

@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from driver.prepare import strictjson
 from driver.prepare.document import Cursor, DocumentError, shown, suggestion
@@ -51,8 +52,7 @@ class IommuBackend(enum.StrEnum):
     PREFER_IOMMUFD = "PreferIommuFD"
 
 
-@dataclass(frozen=True, slots=True)
-class MpsConfig:
+class MpsConfig(msgspec.Struct, frozen=True):
     """Limits for CUDA MPS. Memory limits are Kubernetes quantities as written."""
 
     default_active_thread_percentage: int | None = None
@@ -62,8 +62,7 @@ class MpsConfig:
     multi_user: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(msgspec.Struct, frozen=True):
     """How a device is shared. Without a strategy it is not configured at all."""
 
     strategy: Strategy | None = None
@@ -71,24 +70,21 @@ class Sharing:
     mps: MpsConfig | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuConfig:
+class GpuConfig(msgspec.Struct, frozen=True):
     """For full GPUs."""
 
     sharing: Sharing | None = None
     kind = "GpuConfig"
 
 
-@dataclass(frozen=True, slots=True)
-class MigDeviceConfig:
+class MigDeviceConfig(msgspec.Struct, frozen=True):
     """For MIG partitions."""
 
     sharing: Sharing | None = None
     kind = "MigDeviceConfig"
 
 
-@dataclass(frozen=True, slots=True)
-class VfioDeviceConfig:
+class VfioDeviceConfig(msgspec.Struct, frozen=True):
     """For GPUs that are passed through to a virtual machine."""
 
     backend_policy: IommuBackend = IommuBackend.LEGACY_ONLY

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 _SHOWN = 48
 
@@ -63,8 +64,7 @@ def suggestion(word: str, known: Collection[str]) -> str:
     return f"; known here: {', '.join(sorted(known))}" if known else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(msgspec.Struct, frozen=True):
     """A value in a document and the way to it."""
 
     value: object

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from driver.model import DriverFiles, Problem
 from driver.prepare import ctkspec
@@ -31,8 +32,7 @@ _LIBRARY = re.compile(r"\.so(?:\.[0-9]+)*\Z")
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class CommonEdits:
+class CommonEdits(msgspec.Struct, frozen=True):
     """The edits, where they come from, and what is not quite right about them."""
 
     edits: ContainerEdits

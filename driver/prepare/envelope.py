@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import msgspec
@@ -36,16 +35,15 @@ class TooNewError(Exception):
     """A later version wrote this, in a form that this version must not touch."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """All records, as one value."""
 
-    records: Mapping[str, ClaimRecord] = field(default_factory=dict)
+    records: Mapping[str, ClaimRecord] = msgspec.field(default_factory=dict)
     boot_id: str | None = None
     """The boot in which it was written; None: unknown."""
     sequence: int = 0
     """Counts the writes."""
-    extra: Mapping[str, object] = field(default_factory=dict)
+    extra: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Fields of later versions."""
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 _ROOT = PurePosixPath("/")
 
 
-@dataclass(frozen=True, slots=True)
-class DriverRoot:
+class DriverRoot(msgspec.Struct, frozen=True):
     """The folder under which NVIDIA's user-space driver lies.
 
     In a pod the host's root is mounted at, say, /driver-root, while the runtime on the host knows it as / (or as

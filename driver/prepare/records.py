@@ -10,7 +10,8 @@ import enum
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from driver.prepare.claims import ClaimRef
 from driver.prepare.document import Cursor, DocumentError
@@ -27,8 +28,7 @@ class Phase(enum.StrEnum):
     UNPREPARING = "Unpreparing"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRecord:
+class DeviceRecord(msgspec.Struct, frozen=True):
     """One device of a claim: what was asked for, and the hardware that stands for it."""
 
     request: str
@@ -41,7 +41,7 @@ class DeviceRecord:
     uuid: str
     cdi_device: str
     """The device's name within the CDI kind."""
-    extra: Mapping[str, object] = field(default_factory=dict)
+    extra: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
     def hardware(self) -> frozenset[str]:
@@ -49,8 +49,7 @@ class DeviceRecord:
         return frozenset((self.address, self.uuid))
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRecord:
+class ClaimRecord(msgspec.Struct, frozen=True):
     """One claim."""
 
     ref: ClaimRef
@@ -64,7 +63,7 @@ class ClaimRecord:
     """Why this record is not to be trusted: its hardware is withheld, but it is not answered from."""
     held: frozenset[str] = frozenset()
     """Hardware that is occupied beside that of ``devices``: of a record that could not be read in full."""
-    extra: Mapping[str, object] = field(default_factory=dict)
+    extra: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
     def trusted(self) -> bool:
@@ -79,7 +78,7 @@ class ClaimRecord:
 
     def with_phase(self, phase: Phase) -> ClaimRecord:
         """The same claim, one phase on."""
-        return replace(self, phase=phase)
+        return msgspec.structs.replace(self, phase=phase)
 
 
 def record_to_json(record: ClaimRecord) -> dict[str, object]:

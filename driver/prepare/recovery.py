@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from driver.model import NodeInventory, Problem
 from driver.prepare.errors import ClaimError, storage_error
@@ -14,19 +15,18 @@ from driver.prepare.specfolder import SpecFolder, digest
 from driver.prepare.steps import Plan, Work
 
 
-@dataclass(slots=True)
-class Recovery:
+class Recovery(msgspec.Struct):
     """What ``recover`` did and could not do. The lists hold claim UIDs."""
 
-    undone: list[str] = field(default_factory=list)
+    undone: list[str] = msgspec.field(default_factory=list)
     """Unfinished work that was taken back (or finished taking back)."""
-    remade: list[str] = field(default_factory=list)
+    remade: list[str] = msgspec.field(default_factory=list)
     """Prepared claims whose CDI file was gone or stale and is right again."""
-    waiting: list[str] = field(default_factory=list)
+    waiting: list[str] = msgspec.field(default_factory=list)
     """Claims that could not be verified yet; call again when the inventory changes."""
-    orphans: list[str] = field(default_factory=list)
+    orphans: list[str] = msgspec.field(default_factory=list)
     """CDI files of claims that nobody knows, removed."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = msgspec.field(default_factory=list)
 
 
 def recover(
@@ -57,8 +57,7 @@ def recover(
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class _Context:
+class _Context(msgspec.Struct, frozen=True):
     session: Session
     specs: SpecFolder
     plan: Plan
@@ -102,7 +101,7 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
     if current != wanted:
         context.plan.do(work)
         context.report.remade.append(uid)
-    fresh = replace(record, boot_id=context.session.boot_id, spec_digest=wanted, doubt=None)
+    fresh = msgspec.structs.replace(record, boot_id=context.session.boot_id, spec_digest=wanted, doubt=None)
     if fresh != record:
         context.session.commit({uid: fresh})
 

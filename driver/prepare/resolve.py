@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from driver.model import Gpu, GpuState, NodeInventory
 from driver.prepare.claims import AllocationResult, ClaimAllocation
@@ -15,8 +16,7 @@ from driver.prepare.specfolder import device_name
 _FULL_GPU = re.compile(r"\Agpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7]\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """A claim with the hardware that its devices stand for."""
 
     record: ClaimRecord

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,8 +22,7 @@ _MAX_BYTES = 8 * 1024 * 1024
 _DEVICE_NAME_LIMIT = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(msgspec.Struct, frozen=True):
     """What a claim's file tells of the claim; used where the checkpoint cannot."""
 
     uid: str

@@ -9,9 +9,10 @@ checkpoint; one that fails does not spoil the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
+
+import msgspec
 
 from driver.model import NodeInventory, Problem
 from driver.prepare import recovery
@@ -28,8 +29,7 @@ from driver.prepare.specfolder import SpecFolder, digest
 from driver.prepare.steps import Faults, Plan, Work, no_faults
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDevice:
+class PreparedDevice(msgspec.Struct, frozen=True):
     """One allocated device that is ready for containers."""
 
     requests: tuple[str, ...]
@@ -45,8 +45,7 @@ Prepared: TypeAlias = tuple[PreparedDevice, ...]
 Answers: TypeAlias = dict[str, Prepared | ClaimError]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(msgspec.Struct, frozen=True):
     """A claim of which everything is known and nothing is done."""
 
     work: Work
@@ -249,7 +248,7 @@ class Preparer:
         spec = build_spec(
             self._specs.kind, resolved.record, resolved.gpus, self._nodes, self._edits, inventory.driver_version
         )
-        record = replace(resolved.record, boot_id=self._session.boot_id, spec_digest=digest(spec))
+        record = msgspec.structs.replace(resolved.record, boot_id=self._session.boot_id, spec_digest=digest(spec))
         return _Job(Work(record, inventory, spec), stored, again)
 
     def _admit(self, jobs: Sequence[_Job], addresses: frozenset[str], answers: Answers) -> list[_Job]:

@@ -7,8 +7,9 @@ The steps run in the order of the table, and are undone in the opposite order. E
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from driver.model import NodeInventory
 from driver.prepare.errors import ClaimError, Reason, storage_error
@@ -28,8 +29,7 @@ def no_faults(point: str) -> None:
     """Pass every point."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """A claim on its way to being prepared."""
 
     record: ClaimRecord

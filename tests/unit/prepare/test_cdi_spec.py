@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ PLAIN = CdiSpec("gpu.nvidia.com/claim", (CdiDevice("a", NODE),))
 
 
 def with_device(edits: ContainerEdits, name: str = "a") -> CdiSpec:
-    return replace(PLAIN, devices=(CdiDevice(name, edits),))
+    return msgspec.structs.replace(PLAIN, devices=(CdiDevice(name, edits),))
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def with_device(edits: ContainerEdits, name: str = "a") -> CdiSpec:
         ),
         (with_device(ContainerEdits(mounts=(CdiMount("/a", "/a"),))), "0.3.0"),
         (with_device(ContainerEdits(mounts=(CdiMount("tmpfs", "/a", type="tmpfs"),))), "0.4.0"),
-        (replace(PLAIN, edits=ContainerEdits(mounts=(CdiMount("/a", "/a", type="bind"),))), "0.4.0"),
-        (replace(PLAIN, edits=ContainerEdits(additional_gids=(44,))), "0.7.0"),
+        (msgspec.structs.replace(PLAIN, edits=ContainerEdits(mounts=(CdiMount("/a", "/a", type="bind"),))), "0.4.0"),
+        (msgspec.structs.replace(PLAIN, edits=ContainerEdits(additional_gids=(44,))), "0.7.0"),
     ],
 )
 def test_the_version_is_the_lowest_that_has_what_the_spec_uses(spec: CdiSpec, version: str) -> None:
@@ -111,12 +111,12 @@ def test_no_device_number_is_ever_written() -> None:
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        (replace(PLAIN, devices=()), "no device"),
+        (msgspec.structs.replace(PLAIN, devices=()), "no device"),
         (with_device(ContainerEdits()), "no edits"),
-        (replace(PLAIN, devices=PLAIN.devices * 2), "twice"),
-        (replace(PLAIN, kind="1gpu.nvidia.com/claim"), "vendor"),
-        (replace(PLAIN, kind="gpu.nvidia.com"), "class"),
-        (replace(PLAIN, kind="gpu.nvidia.com/a.b"), "class"),
+        (msgspec.structs.replace(PLAIN, devices=PLAIN.devices * 2), "twice"),
+        (msgspec.structs.replace(PLAIN, kind="1gpu.nvidia.com/claim"), "vendor"),
+        (msgspec.structs.replace(PLAIN, kind="gpu.nvidia.com"), "class"),
+        (msgspec.structs.replace(PLAIN, kind="gpu.nvidia.com/a.b"), "class"),
         (with_device(NODE, "a/b"), "device name"),
         (with_device(NODE, "a="), "device name"),
         (with_device(NODE, "-a"), "device name"),

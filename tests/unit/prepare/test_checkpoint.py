@@ -8,10 +8,10 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def record(uid: str, index: int = 0, **changes: Any) -> ClaimRecord:
         f"{uid}_req_gpu",
     )
     made = ClaimRecord(ClaimRef("ns", f"c-{uid}", uid), Phase.PREPARED, (device,), BOOT, "abc")
-    return replace(made, **changes)
+    return msgspec.structs.replace(made, **changes)
 
 
 def loaded(folder: Path) -> Checkpoint:
