@@ -15,7 +15,7 @@ _HERE = Path(__file__).resolve().parent
 _SOURCES = "native/csrc"
 
 
-_PARTS = ("nvml_door", "nvml_mig", "nvml_events")
+_PARTS = ("nvml_door", "nvml_mig", "nvml_events", "nvml_health", "nvml_topology")
 
 
 def _declarations() -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from native.nvml import values
 from native.nvml.cffi_events import CffiEvents
+from native.nvml.cffi_health import CffiHealth
 from native.nvml.cffi_library import by_address, ffi, lib, raw
 from native.nvml.cffi_mig import CffiMig
 from native.nvml.errors import NvmlReturn
@@ -44,7 +45,7 @@ _CODE: dict[str, int] = {
 }
 
 
-class CffiNvml(CffiMig, CffiEvents):
+class CffiNvml(CffiMig, CffiEvents, CffiHealth):
     """The ``Nvml`` Protocol over ``native._nvml``."""
 
     def __init__(self, library_path: str | Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from native.nvml.eventtypes import NvmlEvent
+from native.nvml.healthtypes import GpuHealth, NvmlTopology
 from native.nvml.migtypes import ComputeInstance, ComputeInstanceProfile, GpuInstance, Placement
 from native.nvml.types import CallInProgress, NvmlSnapshot
 
@@ -99,6 +100,12 @@ class Nvml(Protocol):
 
     def set_persistence_mode(self, address: str, enabled: bool) -> None:
         """nvmlDeviceSetPersistenceMode."""
+
+    def health(self, addresses: Sequence[str]) -> tuple[GpuHealth, ...]:
+        """Errors, load and processes of each GPU, never failing for one of them. In the order of ``addresses``."""
+
+    def topology(self, addresses: Sequence[str]) -> NvmlTopology:
+        """NVML's account of how the GPUs lie to each other and to the host's CPUs, never failing for one of them."""
 
     def open_events(self) -> None:
         """A new, empty event set (nvmlEventSetCreate) in place of the one before."""

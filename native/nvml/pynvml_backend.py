@@ -10,6 +10,7 @@ from typing import Any
 from native.nvml import values
 from native.nvml.errors import NvmlReturn
 from native.nvml.pynvml_events import PynvmlEvents
+from native.nvml.pynvml_health import PynvmlHealth
 from native.nvml.pynvml_library import TOO_NEW, pci_info, structs
 from native.nvml.pynvml_mig import PynvmlMig
 from native.nvml.types import GpuSnapshot, NvLink, NvmlSnapshot
@@ -36,7 +37,7 @@ _NUMBERS: dict[str, tuple[str, type[Any]]] = {
 }
 
 
-class PynvmlNvml(PynvmlMig, PynvmlEvents):
+class PynvmlNvml(PynvmlMig, PynvmlEvents, PynvmlHealth):
     """The ``Nvml`` Protocol over ctypes and the structs of nvidia-ml-py."""
 
     def addresses(self) -> tuple[str | None, ...]:

@@ -18,6 +18,7 @@ session has nothing open, which is so after LibraryUnavailableError).
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -30,6 +31,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from native.nvml.errors import NvmlError, NvmlReturn, NvmlTimeoutError
+from native.nvml.healthtypes import GpuHealth, NvmlTopology
+from native.nvml.healthvalues import unreachable_health
 from native.nvml.opening import make_backend
 from native.nvml.protocol import Nvml
 from native.nvml.types import CallInProgress, NvmlSnapshot
@@ -164,6 +167,18 @@ class NvmlSession:
                 except _StuckError as stuck:
                     self._give_up(stuck)
 
+    def health(self, addresses: Sequence[str], deadline: float = DEADLINE) -> tuple[GpuHealth, ...]:
+        """Errors, load and processes of the GPUs, in the order asked for; deadlines and errors as for ``snapshot``."""
+        asked = tuple(canonical_address(text) for text in addresses)
+        readable, found = self._gather(asked, deadline, lambda backend, left: backend.health(left))
+        read = dict(zip(readable, found, strict=True))
+        return tuple(read.get(address) or unreachable_health(address, NvmlReturn.TIMEOUT) for address in asked)
+
+    def topology(self, addresses: Sequence[str], deadline: float = DEADLINE) -> NvmlTopology:
+        """NVML's topology of those GPUs that are not left out; deadlines and errors as for ``snapshot``."""
+        asked = tuple(canonical_address(text) for text in addresses)
+        return self._gather(asked, deadline, lambda backend, left: backend.topology(left))[1]
+
     def change(self, address: str, work: Callable[[Nvml], T], deadline: float = CHANGE_DEADLINE) -> T:
         """Have something done to one GPU: ``change(gpu, lambda nvml: nvml.destroy_gpu_instance(gpu, 3))``.
 
@@ -223,6 +238,24 @@ class NvmlSession:
                 worker.retire()
             self._closed = True
         return worker is None or worker.join(timeout)
+
+    def _gather(
+        self, asked: tuple[str, ...], deadline: float, read: Callable[[Nvml, tuple[str, ...]], T]
+    ) -> tuple[tuple[str, ...], T]:
+        """What ``read`` gives for the GPUs that are not left out, and which these were."""
+        end = time.monotonic() + deadline
+        limit = min(self._call_timeout, deadline / 2)
+        with self._in_turn(deadline):
+            while True:
+                left_out = self._left_out()
+                readable = tuple(address for address in asked if address not in left_out)
+                try:
+                    found = self._wait(functools.partial(_reading, read, readable), end, deadline, limit)
+                except _StuckError as stuck:
+                    self._give_up(stuck)
+                    continue
+                self._recovered(readable)
+                return readable, found
 
     def _read(self, asked: tuple[str, ...] | None, end: float, deadline: float, mig: bool) -> NvmlSnapshot:
         limit = min(self._call_timeout, deadline / 2)
@@ -337,3 +370,7 @@ class NvmlSession:
             delay = 0.0 if entry.times == 1 else min(self._retry_after * 2 ** (entry.times - 2), RETRY_AT_MOST)
             self._wedged[entry.address] = replace(entry, stuck=False, retry_at=time.monotonic() + delay)
         logger.info("GPU %s: %s came back; it is asked again in %.0f s", entry.address, entry.call, delay)
+
+
+def _reading(read: Callable[[Nvml, tuple[str, ...]], T], readable: tuple[str, ...], backend: Nvml) -> T:
+    return read(backend, readable)

@@ -291,6 +291,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *ou
     }
     out->total = 85520809984ULL;
     out->reserved = 700000000ULL;
+    out->used = 12345ULL;
     return NVML_SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
@@ -381,3 +382,4 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
     return NVML_SUCCESS;
 }
 #include "stub_mig.h"
+#include "stub_health.h"

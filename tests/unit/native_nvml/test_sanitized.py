@@ -21,7 +21,10 @@ def test_reading_is_clean_while_another_thread_watches(node, tmp_path: Path, san
     node.text("nvmlDeviceGetName", b"\xff" * 255, ADDRESSES[0])
     node.text("nvmlDeviceGetPciInfo_v3", b"\xff" * 32, ADDRESSES[1])
     node.code("nvmlDeviceGetHandleByPciBusId_v2", 15, ADDRESSES[2]).code("nvmlDeviceGetMemoryInfo_v2", 25)
-    node.set("fabric", 1)
+    node.set("fabric", 1).set("profiles", 2).mig(ADDRESSES[1])
+    node.gpu_instance(ADDRESSES[1], 2, 9, 4, 4).compute_instance(ADDRESSES[1], 2, 0, 2, index=6)
+    node.text("nvmlDeviceGetGpuInstanceProfileInfoV", b"\xff" * 96, ADDRESSES[1])
+    node.event(ADDRESSES[1], 8, 79).event("-", 8, 31)
     done = subprocess.run(
         [str(program), str(node.library), "20", *ADDRESSES], capture_output=True, text=True, check=False, timeout=60
     )

@@ -6,6 +6,10 @@
 #include <string.h>
 
 #include "nvml_door.h"
+#include "nvml_events.h"
+#include "nvml_health.h"
+#include "nvml_mig.h"
+#include "nvml_topology.h"
 
 static door_progress progress;
 static atomic_int stop;
@@ -20,6 +24,66 @@ static void *watch(void *unused)
         seen += look.call != NULL && strlen(look.call) > 0;
     }
     return (void *)seen;
+}
+
+/* Every call about a single GPU, whatever it answers. */
+static void change(door *door, const door_gpu *gpus)
+{
+    static door_profiles profiles;
+    static door_mig mig;
+    door_placement place = {1, 1};
+    door_instance instance;
+    door_compute_instance compute;
+    int activation;
+    unsigned int number, pending;
+    memset(&profiles, 0, sizeof(profiles));
+    memset(&mig, 0, sizeof(mig));
+    memset(&instance, 0, sizeof(instance));
+    memset(&compute, 0, sizeof(compute));
+    door_read_profiles(door, gpus, 0, &profiles);
+    door_read_mig(door, gpus, 0, &profiles, &mig);
+    door_remaining_capacity(door, gpus, 0, 19, &number);
+    door_set_mig_mode(door, gpus, 0, 1, &activation);
+    door_get_mig_mode(door, gpus, 0, &number, &pending);
+    if (door_create_instance(door, gpus, 0, 19, &place, &instance) == 0) {
+        memset(&profiles, 0, sizeof(profiles));
+        door_compute_profiles(door, gpus, 0, instance.id, &profiles);
+        if (door_create_compute_instance(door, gpus, 0, instance.id, 0, &compute) == 0) {
+            door_destroy_compute_instance(door, gpus, 0, instance.id, compute.id);
+        }
+        door_destroy_instance(door, gpus, 0, instance.id);
+    }
+    door_set_compute_mode(door, gpus, 0, 0);
+    door_set_persistence_mode(door, gpus, 0, 1);
+}
+
+static void look_after(door *door, const door_gpu *gpus, unsigned int count)
+{
+    static door_stop stop;
+    door_health *health = calloc(count, sizeof(*health));
+    door_affinity *affinities = calloc(count, sizeof(*affinities));
+    door_pair *pairs = calloc(count * (count - 1) / 2, sizeof(*pairs));
+    door_process processes[8];
+    door_event event;
+    unsigned long long kinds, device;
+    memset(&event, 0, sizeof(event));
+    door_read_health(door, gpus, count, health);
+    door_read_topology(door, gpus, count, affinities, pairs);
+    for (int kind = 0; kind < 3; kind++) {
+        unsigned int room = 8;
+        door_processes(door, gpus, 0, kind, processes, &room);
+    }
+    if (door_events_open(door) == 0) {
+        for (unsigned int i = 0; i < count; i++) {
+            door_events_register(door, gpus, (int)i, 8, &kinds, &device);
+        }
+        door_events_wait(door, 2, 1, &stop, &event);
+        door_stop_now(&stop);
+        door_events_wait(door, 60000, 250, &stop, &event);
+    }
+    free(health);
+    free(affinities);
+    free(pairs);
 }
 
 int main(int argc, char **argv)
@@ -47,6 +111,10 @@ int main(int argc, char **argv)
             snprintf(gpus[i].address, sizeof(gpus[i].address), "%s", round % 2 ? argv[3 + i] : "");
         }
         door_read(door, gpus, count);
+        if (round % 2) {
+            change(door, gpus + 1);
+            look_after(door, gpus, count);
+        }
         memset(gpus, 0, count * sizeof(*gpus));
         door_locate(door, gpus, count);
         free(gpus);

@@ -1,0 +1,127 @@
+"""From NVML's numbers to ``GpuHealth`` and ``NvmlTopology``: what both backends share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from native.nvml.errors import NvmlReturn
+from native.nvml.eventtypes import WHOLE
+from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology
+from native.nvml.values import Fields
+
+NO_MEMORY_VALUE = 0xFFFFFFFFFFFFFFFF
+"""NVML_VALUE_NOT_AVAILABLE."""
+PROCESSES_FIRST = 64
+PROCESSES_AT_MOST = 65536
+CPU_WORDS = 128
+NODE_WORDS = 16
+P2P_OK = 0
+_WORD_BITS = 64
+
+ListProcesses = Callable[[int], tuple[int, int, Iterable[GpuProcess]]]
+"""(how many fit) -> code, how many there are, and those that came."""
+
+
+class Pair(NamedTuple):
+    """What NVML says of two GPUs."""
+
+    level_code: int
+    level: int
+    nvlink_code: int
+    nvlink: int
+
+
+class Affinity(NamedTuple):
+    """What NVML says of one GPU and the host; words of bits, lowest first."""
+
+    handle_code: int
+    cpus_code: int
+    cpus: Sequence[int]
+    nodes_code: int
+    nodes: Sequence[int]
+
+
+def gpu_process(pid: int, used_memory: int, gpu_instance: int, compute_instance: int) -> GpuProcess:
+    """A process from the fields of nvmlProcessInfo_t."""
+    return GpuProcess(
+        pid=pid,
+        gpu_instance=None if gpu_instance == WHOLE else gpu_instance,
+        compute_instance=None if compute_instance == WHOLE else compute_instance,
+        used_memory=None if used_memory == NO_MEMORY_VALUE else used_memory,
+    )
+
+
+def all_processes(ask: ListProcesses) -> tuple[int, tuple[GpuProcess, ...]]:
+    """Code and processes, asked with ever more room while NVML says that it does not suffice."""
+    room = PROCESSES_FIRST
+    while True:
+        code, count, processes = ask(room)
+        if code != NvmlReturn.INSUFFICIENT_SIZE or room >= PROCESSES_AT_MOST:
+            return code, tuple(sorted(processes, key=_order)) if code == NvmlReturn.SUCCESS else ()
+        # More may have started since they were counted.
+        room = min(max(2 * room, count + PROCESSES_FIRST), PROCESSES_AT_MOST)
+
+
+def _order(process: GpuProcess) -> tuple[int, int, int]:
+    instance = -1 if process.gpu_instance is None else process.gpu_instance
+    return process.pid, instance, -1 if process.compute_instance is None else process.compute_instance
+
+
+def unreachable_health(address: str, code: int) -> GpuHealth:
+    """A GPU of which nothing is known but why."""
+    return GpuHealth(address, codes=MappingProxyType({"handle": int(code)}))
+
+
+def gpu_health(address: str, fields: Fields) -> GpuHealth:
+    """The GPU that the fields make."""
+    return GpuHealth(address=address, **fields.values, codes=MappingProxyType(fields.codes))
+
+
+def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: Iterable[Pair]) -> NvmlTopology:
+    """From one ``Affinity`` a GPU and one ``Pair`` for each two, (0, 1), (0, 2), ..., (1, 2), ..."""
+    codes: dict[tuple[str, ...], int] = {}
+    cpus: dict[str, frozenset[int]] = {}
+    nodes: dict[str, frozenset[int]] = {}
+    levels: dict[tuple[str, str], int] = {}
+    nvlink: dict[tuple[str, str], bool] = {}
+    for address, affinity in zip(addresses, affinities, strict=True):
+        if affinity.handle_code != NvmlReturn.SUCCESS:
+            codes["handle", address] = int(affinity.handle_code)
+            continue
+        for name, code, words, out in (
+            ("cpus", affinity.cpus_code, affinity.cpus, cpus),
+            ("memory_nodes", affinity.nodes_code, affinity.nodes, nodes),
+        ):
+            if code == NvmlReturn.SUCCESS:
+                out[address] = frozenset(_bits(words))
+            else:
+                codes[name, address] = int(code)
+    for (a, b), pair in zip(itertools.combinations(addresses, 2), pairs, strict=True):
+        if pair.level_code == NvmlReturn.SUCCESS:
+            levels[a, b] = levels[b, a] = pair.level
+        else:
+            codes["levels", a, b] = int(pair.level_code)
+        if pair.nvlink_code == NvmlReturn.SUCCESS:
+            nvlink[a, b] = nvlink[b, a] = pair.nvlink == P2P_OK
+        else:
+            codes["nvlink", a, b] = int(pair.nvlink_code)
+    return NvmlTopology(
+        tuple(addresses),
+        MappingProxyType(levels),
+        MappingProxyType(nvlink),
+        MappingProxyType(cpus),
+        MappingProxyType(nodes),
+        MappingProxyType(codes),
+    )
+
+
+def _bits(words: Sequence[int]) -> Iterator[int]:
+    for number, word in enumerate(words):
+        left = word
+        while left:
+            lowest = left & -left
+            yield number * _WORD_BITS + lowest.bit_length() - 1
+            left ^= lowest
