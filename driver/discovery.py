@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from driver.model import NodeInventory
 
@@ -22,8 +23,7 @@ class DriverUnavailableError(Exception):
     """The NVIDIA driver cannot be asked at the moment; the message says why and what would help."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """What is known of the node."""
 
     inventory: NodeInventory | None
@@ -112,11 +112,11 @@ class Discovery:
             after = View(self._read(), None)
         except DriverUnavailableError as err:
             failure = "driver_unavailable"
-            after = replace(before, unavailable=str(err))
+            after = msgspec.structs.replace(before, unavailable=str(err))
         except Exception as err:
             failure = type(err).__name__
             log.exception("reading the node failed; it is tried again in %g s", self._retry_seconds)
-            after = replace(before, unavailable=f"reading the node failed: {err}")
+            after = msgspec.structs.replace(before, unavailable=f"reading the node failed: {err}")
         self._measured(time.monotonic() - started, failure)
         if after != before:
             self._say(before, after)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from kubeletplugin.api import DroppedFields, NullObserver, PublishFailure
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(msgspec.Struct, frozen=True):
     """One metric: its kind, name, help and labels."""
 
     kind: str

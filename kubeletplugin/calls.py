@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kubeletplugin.api import Claim, ClaimRef, Handler, Observer, PreparedDevice, PrepareError
 from kubeletplugin.claims import ClaimReader, check_ref, fetch_claim
 from kubeletplugin.locks import ClaimQueues, Turn
-from kubeletplugin.metadata import MetadataError, MetadataWriter
 from kubeletplugin.operation import operation_id
+
+if TYPE_CHECKING:
+    from kubeletplugin.metadata import MetadataWriter
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +198,8 @@ class ClaimCalls:
         """
         if self._metadata is None or outcome is None or isinstance(outcome, PrepareError):
             return outcome
+        from kubeletplugin.metadata import MetadataError  # by drivers that have metadata only
+
         try:
             names = self._metadata.write(claim, outcome)
         except MetadataError as error:
@@ -210,8 +214,12 @@ class ClaimCalls:
 
     def _unprepare_batch(self, batch: list[ClaimRef]) -> Mapping[str, Outcome]:
         answers: dict[str, Outcome] = dict(self._handler.unprepare(batch))
-        for ref in batch if self._metadata is not None else ():
-            if self._metadata is not None and ref.uid in answers and answers[ref.uid] is None:
+        if self._metadata is None:
+            return answers
+        from kubeletplugin.metadata import MetadataError
+
+        for ref in batch:
+            if ref.uid in answers and answers[ref.uid] is None:
                 try:
                     self._metadata.remove(ref)
                 except MetadataError as error:

@@ -6,7 +6,7 @@ do nothing for it.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +17,7 @@ operation_id: ContextVar[str] = ContextVar("operation_id", default="")
 
 def new_operation_id() -> str:
     """A fresh id; unique enough to search a log by, short enough to be read aloud."""
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 @contextmanager

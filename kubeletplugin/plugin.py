@@ -22,9 +22,6 @@ import grpc
 from kubeletplugin.api import ClaimRef, DeviceStatus, Handler, NullObserver, Observer, PreparedDevice
 from kubeletplugin.calls import ClaimCalls
 from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
-from kubeletplugin.health import HealthBoard
-from kubeletplugin.healthservice import HEALTH_SERVICES, HealthService
-from kubeletplugin.metadata import MetadataWriter
 from kubeletplugin.neighbours import Neighbour, find_neighbours, instance_handler
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.registration import Registered, RegistrationService
@@ -45,6 +42,9 @@ if TYPE_CHECKING:
 
     from kubeletplugin.claimstatus import ClaimStatusWriter
     from kubeletplugin.client import KubeClient
+    from kubeletplugin.health import HealthBoard
+    from kubeletplugin.healthservice import HealthService
+    from kubeletplugin.metadata import MetadataWriter
     from kubeletplugin.publisher import Publisher, Wish
 
 log = logging.getLogger(__name__)
@@ -120,14 +120,19 @@ class Plugin:
         self._plugins_dir = plugins_dir
         self._instance_uid = instance_uid
         self._workers = workers
-        self._metadata = (
-            MetadataWriter(driver_name, plugins_dir / driver_name, cdi_dir, metadata_versions)
-            if metadata_versions
-            else None
-        )
+        # What a driver does not use, it need not import on its way to the registration socket.
+        self._metadata: MetadataWriter | None = None
+        if metadata_versions:
+            from kubeletplugin.metadata import MetadataWriter
+
+            self._metadata = MetadataWriter(driver_name, plugins_dir / driver_name, cdi_dir, metadata_versions)
         self._calls = ClaimCalls(driver_name, handler, client, self._observer, workers=workers, metadata=self._metadata)
         self._service = DraService(self._calls, call_deadline)
-        self._health = HealthService(health) if health is not None else None
+        self._health: HealthService | None = None
+        if health is not None:
+            from kubeletplugin.healthservice import HealthService
+
+            self._health = HealthService(health)
         self._lock = threading.Lock()
         self._paths: SocketPaths | None = None
         self._dra: _Endpoint | None = None
@@ -311,7 +316,11 @@ class Plugin:
     def _start_registration(self, paths: SocketPaths) -> _Endpoint:
         pool = ArrivalPool(2, thread_name_prefix="dra-registration")
         server = grpc.server(pool, handlers=[instance_handler()], options=SERVER_OPTIONS)
-        services = SERVICES + (HEALTH_SERVICES if self._health is not None else ())
+        services: tuple[str, ...] = SERVICES
+        if self._health is not None:
+            from kubeletplugin.healthservice import HEALTH_SERVICES
+
+            services += HEALTH_SERVICES
         service = RegistrationService(self.driver_name, paths.dra, services, self.registered, self._observer)
         registration_v1_pb2_grpc.add_RegistrationServicer_to_server(service, server)
         return _Endpoint.serve(server, pool, paths.registration)

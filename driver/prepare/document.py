@@ -5,7 +5,6 @@ Works on parsed values (dict, list, str, int, float, bool, None). Nothing here r
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
@@ -58,6 +57,8 @@ def shown(value: object) -> str:
 def suggestion(word: str, known: Collection[str]) -> str:
     """``; did you mean "interval"?`` for a word that is nearly one of ``known``, else what is known."""
     folded = {name.casefold(): name for name in known}
+    import difflib  # for a user's misspelling only
+
     close = difflib.get_close_matches(word[:64].casefold(), folded, n=1, cutoff=0.6)
     if close:
         return f'; did you mean "{folded[close[0]]}"?'

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from driver.model import Gpu, NodeInventory
 from driver.publish.values import bus_id, semver
@@ -57,8 +58,7 @@ class Missing(enum.Enum):
     WITHHOLD = "a GPU without it is held back where others have it; the key is left out where none has"
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(msgspec.Struct, frozen=True):
     """One row."""
 
     id: str

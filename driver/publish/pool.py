@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from driver.model import Gpu, GpuState, NodeInventory
 from driver.publish.attributes import ATTRIBUTES, Attribute, AttributeType, Missing, Value
@@ -27,8 +28,7 @@ _HASH_DIGITS: Final = 16
 _SUBDOMAIN: Final = re.compile(r"\A[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Withheld:
+class Withheld(msgspec.Struct, frozen=True):
     """A GPU that is not published."""
 
     device: str
@@ -36,8 +36,7 @@ class Withheld:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PoolDocument:
+class PoolDocument(msgspec.Struct, frozen=True):
     """What to publish: the devices of each slice, as JSON, in the order in which the scheduler is to read them."""
 
     name: str
