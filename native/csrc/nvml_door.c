@@ -20,14 +20,16 @@ _Static_assert(sizeof(((nvmlPciInfo_t *)0)->busId) == DOOR_ADDRESS, "DOOR_ADDRES
 _Static_assert(NVML_NVLINK_MAX_LINKS == DOOR_LINKS, "DOOR_LINKS");
 _Static_assert(NVML_GPU_FABRIC_UUID_LEN == DOOR_FABRIC_UUID, "DOOR_FABRIC_UUID");
 
-/* A sequence lock of one writer: odd while `call` and `gpu` change. All sequentially consistent: this is not hot. */
+/* A sequence lock of one writer: odd while `call` and `gpu` change. A reader that sees either as it is written here also
+   sees the odd number before it (release and acquire), so it asks again. Twice for each call: no locked instruction. */
 void door_show(door *door, const char *call)
 {
     door_progress *progress = door->progress;
-    atomic_fetch_add(&progress->sequence, 1);
-    atomic_store(&progress->call, call);
-    atomic_store(&progress->gpu, door->gpu);
-    atomic_fetch_add(&progress->sequence, 1);
+    const unsigned int sequence = atomic_load_explicit(&progress->sequence, memory_order_relaxed);
+    atomic_store_explicit(&progress->sequence, sequence + 1, memory_order_release);
+    atomic_store_explicit(&progress->call, call, memory_order_release);
+    atomic_store_explicit(&progress->gpu, door->gpu, memory_order_release);
+    atomic_store_explicit(&progress->sequence, sequence + 2, memory_order_release);
 }
 
 int door_returned(door *door, int code)
@@ -45,10 +47,10 @@ void door_look(door_progress *progress, door_look_result *result)
 {
     unsigned int before;
     do {
-        before = atomic_load(&progress->sequence);
-        result->call = atomic_load(&progress->call);
-        result->gpu = atomic_load(&progress->gpu);
-        result->sequence = atomic_load(&progress->sequence);
+        before = atomic_load_explicit(&progress->sequence, memory_order_acquire);
+        result->call = atomic_load_explicit(&progress->call, memory_order_acquire);
+        result->gpu = atomic_load_explicit(&progress->gpu, memory_order_acquire);
+        result->sequence = atomic_load_explicit(&progress->sequence, memory_order_acquire);
     } while (before != result->sequence || (before & 1U) != 0);
 }
 

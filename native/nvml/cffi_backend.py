@@ -14,12 +14,11 @@ from typing import Any
 from native.nvml import values
 from native.nvml.cffi_events import CffiEvents
 from native.nvml.cffi_health import CffiHealth
-from native.nvml.cffi_library import by_address, ffi, lib, raw
+from native.nvml.cffi_library import by_address, canonical, ffi, lib, raw
 from native.nvml.cffi_mig import CffiMig
 from native.nvml.errors import NvmlReturn
 from native.nvml.types import GpuSnapshot, NvLink, NvmlSnapshot
 from native.nvml.values import Fields, PciInfo
-from native.pci import canonical_address
 
 # Fields of GpuSnapshot that are one number of door_gpu under the same name.
 _NUMBERS = (
@@ -50,7 +49,7 @@ class CffiNvml(CffiMig, CffiEvents, CffiHealth):
 
     def __init__(self, library_path: str | Path) -> None:
         super().__init__(library_path)
-        self._memo: dict[tuple[bytes, str | None], GpuSnapshot] = {}
+        self._memo: dict[str | int, tuple[bytes, GpuSnapshot]] = {}
 
     def close(self) -> None:
         """Shut down and unload; safe to repeat."""
@@ -73,19 +72,26 @@ class CffiNvml(CffiMig, CffiEvents, CffiHealth):
         batch = self._by_index() if addresses is None else by_address(addresses)
         self._batch = batch
         lib.door_read(door, batch, len(batch))
-        asked = [None] * len(batch) if addresses is None else [canonical_address(text) for text in addresses]
-        memo = {}
-        gpus = []
-        for position, address in enumerate(asked):
-            key = (bytes(ffi.buffer(ffi.addressof(batch, position))), address)
-            known = self._memo.get(key)
-            memo[key] = known if known is not None else _decode(batch[position], address)
-            gpus.append(memo[key])
-        self._memo = memo
+        asked = [None] * len(batch) if addresses is None else [canonical(text) for text in addresses]
+        gpus = self._decoded(batch, asked)
         for position, gpu in enumerate(gpus):
             if gpu.mig_mode is not None and (mig or gpu.mig_mode[0]):
                 gpus[position] = self._with_mig(gpu, batch, position)
         return _node_fields(node).node(gpus)
+
+    def _decoded(self, batch: Any, asked: Sequence[str | None]) -> list[GpuSnapshot]:
+        every = raw(batch)
+        size = ffi.sizeof("door_gpu")
+        memo: dict[str | int, tuple[bytes, GpuSnapshot]] = {}
+        gpus = []
+        for position, address in enumerate(asked):
+            now = every[position * size : (position + 1) * size]
+            key = position if address is None else address
+            known = self._memo.get(key)
+            memo[key] = known if known is not None and known[0] == now else (now, _decode(batch[position], address))
+            gpus.append(memo[key][1])
+        self._memo = memo
+        return gpus
 
     def _by_index(self) -> Any:
         batch = ffi.new("door_gpu[]", self.device_count())
@@ -121,11 +127,11 @@ def _decode(gpu: Any, asked: str | None) -> GpuSnapshot:
     fields.take_pci(codes[_CODE["pci"]], _pci(gpu.pci), asked)
     fields.take("index", codes[_CODE["index"]], gpu.index)
     for name in _TEXTS:
-        fields.take_text(name, codes[_CODE[name]], raw(getattr(gpu, name)))
+        fields.take_text(name, codes[_CODE[name]], ffi.string(getattr(gpu, name)))
     for name in _NUMBERS:
         fields.take(name, codes[_CODE[name]], getattr(gpu, name))
     _take_pairs(fields, gpu, codes)
-    fields.take("nvlinks", codes[_CODE["nvlinks"]], _links(gpu))
+    fields.take("nvlinks", codes[_CODE["nvlinks"]], _links(gpu.link_count, raw(gpu.links)))
     if codes[_CODE["fabric"]] == NvmlReturn.SUCCESS:
         fabric = values.fabric_info(
             gpu.fabric_state, gpu.fabric_status, raw(gpu.fabric_uuid), gpu.fabric_clique, gpu.fabric_health_mask
@@ -143,17 +149,17 @@ def _take_pairs(fields: Fields, gpu: Any, codes: list[int]) -> None:
     fields.take("persistence_mode", codes[_CODE["persistence_mode"]], bool(gpu.persistence_mode))
 
 
-def _links(gpu: Any) -> tuple[NvLink, ...]:
-    every = raw(gpu.links)
-    size = ffi.sizeof("door_link")
-    links = (_link(index, every[index * size : (index + 1) * size]) for index in range(gpu.link_count))
-    return tuple(link for link in links if link is not None)
+@functools.lru_cache(maxsize=256)
+def _links(count: int, every: bytes) -> tuple[NvLink, ...]:
+    """The links of a GPU, holes left out; cached, because they outlive most other changes and are often those of its
+    siblings too."""
+    links = ffi.from_buffer("door_link[]", every)
+    found = (_link(index, links[index]) for index in range(count))
+    return tuple(link for link in found if link is not None)
 
 
-@functools.lru_cache(maxsize=4096)
-def _link(index: int, raw: bytes) -> NvLink | None:
-    """One door_link as a value, None for a hole; cached, because links outlive most other changes of a GPU."""
-    link = ffi.from_buffer("door_link *", raw)
+def _link(index: int, link: Any) -> NvLink | None:
+    """One door_link as a value, None for a hole."""
     if link.state_code != NvmlReturn.SUCCESS:
         return None
     active = bool(link.active)

@@ -100,5 +100,5 @@ class CffiHealth(CffiLibrary):
 
 def _affinity(affinity: Any) -> Affinity:
     return Affinity(
-        affinity.handle_code, affinity.cpus_code, list(affinity.cpus), affinity.nodes_code, list(affinity.nodes)
+        affinity.handle_code, affinity.cpus_code, raw(affinity.cpus), affinity.nodes_code, raw(affinity.nodes)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from native.pci import canonical_address
 ffi: Any = _nvml.ffi
 lib: Any = _nvml.lib
 _ERROR_SIZE = 512
+canonical = functools.lru_cache(maxsize=1024)(canonical_address)
+"""``canonical_address``, remembered: the same few GPUs are asked for again and again."""
 
 
 class CffiLibrary:
@@ -106,7 +109,7 @@ def by_address(addresses: Sequence[str]) -> Any:
     """An array of door_gpu to be looked up by PCI address."""
     batch = ffi.new("door_gpu[]", len(addresses))
     for gpu, address in zip(batch, addresses, strict=True):
-        gpu.address = canonical_address(address).encode()
+        gpu.address = canonical(address).encode()
     return batch
 
 

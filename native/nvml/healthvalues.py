@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,7 +20,6 @@ PROCESSES_AT_MOST = 65536
 CPU_WORDS = 128
 NODE_WORDS = 16
 P2P_OK = 0
-_WORD_BITS = 64
 
 ListProcesses = Callable[[int], tuple[int, int, Iterable[GpuProcess]]]
 """(how many fit) -> code, how many there are, and those that came."""
@@ -35,13 +35,13 @@ class Pair(NamedTuple):
 
 
 class Affinity(NamedTuple):
-    """What NVML says of one GPU and the host; words of bits, lowest first."""
+    """What NVML says of one GPU and the host; bits in little-endian bytes, as both supported machines have them."""
 
     handle_code: int
     cpus_code: int
-    cpus: Sequence[int]
+    cpus: bytes
     nodes_code: int
-    nodes: Sequence[int]
+    nodes: bytes
 
 
 def gpu_process(pid: int, used_memory: int, gpu_instance: int, compute_instance: int) -> GpuProcess:
@@ -96,7 +96,7 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
             ("memory_nodes", affinity.nodes_code, affinity.nodes, nodes),
         ):
             if code == NvmlReturn.SUCCESS:
-                out[address] = frozenset(_bits(words))
+                out[address] = _numbers(words)
             else:
                 codes[name, address] = int(code)
     for (a, b), pair in zip(itertools.combinations(addresses, 2), pairs, strict=True):
@@ -118,10 +118,13 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
     )
 
 
-def _bits(words: Sequence[int]) -> Iterator[int]:
-    for number, word in enumerate(words):
-        left = word
-        while left:
-            lowest = left & -left
-            yield number * _WORD_BITS + lowest.bit_length() - 1
-            left ^= lowest
+@functools.lru_cache(maxsize=256)
+def _numbers(mask: bytes) -> frozenset[int]:
+    """The bits that are set, lowest first; cached, because GPUs of one NUMA node share them."""
+    left = int.from_bytes(mask, "little")
+    found = []
+    while left:
+        lowest = left & -left
+        found.append(lowest.bit_length() - 1)
+        left ^= lowest
+    return frozenset(found)

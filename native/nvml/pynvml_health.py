@@ -64,7 +64,7 @@ class PynvmlHealth(PynvmlLibrary):
                 scope = c_int(structs.NVML_AFFINITY_SCOPE_NODE)
                 nodes_code = self._call("nvmlDeviceGetMemoryAffinity", device, c_uint(NODE_WORDS), nodes, scope)
             handles.append((code, device))
-            affinities.append(Affinity(code, cpus_code, cpus[:], nodes_code, nodes[:]))
+            affinities.append(Affinity(code, cpus_code, bytes(cpus), nodes_code, bytes(nodes)))
         pairs = []
         for (a, first), (b, second) in itertools.combinations(zip(names, handles, strict=True), 2):
             del b

@@ -194,8 +194,8 @@ def test_a_topology_that_did_not_change_keeps_its_frozen_value(node) -> None:
 
 
 def test_the_highest_cpus_are_counted_right() -> None:
-    words = [0] * 127 + [1 << 63]
-    lay = topology((GPU,), [Affinity(0, 0, words, 0, [3])], [])
+    mask = (1 << (128 * 64 - 1)).to_bytes(1024, "little")
+    lay = topology((GPU,), [Affinity(0, 0, mask, 0, b"\3")], [])
     assert lay.cpus[GPU] == {128 * 64 - 1}
     assert lay.memory_nodes[GPU] == {0, 1}
 
