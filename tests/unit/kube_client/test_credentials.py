@@ -92,6 +92,24 @@ def test_nobody_else_is_trusted(tls_server: TlsServer, ca: Path | None) -> None:
         client.get("/x")
 
 
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_ca_trusts_nobody_instead_of_everybody_public(
+    tls_server: TlsServer, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "ca.crt"))
+    with KubeClient(tls_server.url, ca=text) as client, pytest.raises(CredentialsError, match="the CA is empty"):
+        client.get("/x")
+
+
+def test_beside_the_clusters_ca_no_public_one_is_loaded(tls_server: TlsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "ca.crt"))
+    with (
+        KubeClient(tls_server.url, ca=TLS / "other-ca.crt") as client,
+        pytest.raises(ApiUnreachableError, match="certificate verify failed"),
+    ):
+        client.get("/x")
+
+
 def test_a_ca_file_is_read_again_when_it_changes(tls_server: TlsServer, tmp_path: Path) -> None:
     ca = tmp_path / "ca.crt"
     shutil.copy(TLS / "other-ca.crt", ca)
