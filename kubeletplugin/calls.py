@@ -21,6 +21,7 @@ from kubeletplugin.locks import ClaimQueues, Turn
 from kubeletplugin.operation import operation_id
 
 if TYPE_CHECKING:
+    from kubeletplugin.instancelock import InstanceLock
     from kubeletplugin.metadata import MetadataWriter
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class ClaimCalls:
         observer: told how each claim's part of a call ended.
         workers: handler calls that may run at once.
         metadata: writes what containers are to know of devices; ``None``: nothing is handed out.
+        lock: held around each handler call; ``None``: calls about different claims run side by side.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class ClaimCalls:
         *,
         workers: int,
         metadata: MetadataWriter | None = None,
+        lock: InstanceLock | None = None,
     ) -> None:
         self._metadata = metadata
+        self._lock = lock
         self._driver_name = driver_name
         self._handler = handler
         self._reader = reader
@@ -93,7 +97,7 @@ class ClaimCalls:
 
     def unprepare(self, refs: Sequence[ClaimRef], call: Call) -> dict[str, Outcome]:
         """Undoes it. Asks nobody but the handler: the claim may be gone, the API server away."""
-        return self._run(refs, call, self._unprepare_batch)
+        return self._run(refs, call, lambda batch: self._alone(call, lambda: self._unprepare_batch(batch)))
 
     def is_busy(self) -> bool:
         """Whether any claim is being worked on, or waited for."""
@@ -105,6 +109,8 @@ class ClaimCalls:
 
     def close(self) -> None:
         """Takes no more work. A handler call that still runs is left to itself."""
+        if self._lock is not None:
+            self._lock.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 
@@ -186,10 +192,28 @@ class ClaimCalls:
         if claims and not call.is_active():
             outcomes |= {claim.ref.uid: _abandoned(claim.ref, call) for claim in claims}
         elif claims:
-            answers = self._handler.prepare(claims)
-            outcomes |= answers
-            outcomes |= {claim.ref.uid: self._with_metadata(claim, answers.get(claim.ref.uid)) for claim in claims}
+            outcomes |= self._alone(call, lambda: self._prepare_claims(claims))
         return {uid: outcome for uid, outcome in outcomes.items() if outcome is not None}
+
+    def _prepare_claims(self, claims: list[Claim]) -> Mapping[str, Outcome]:
+        answers = self._handler.prepare(claims)
+        return dict(answers) | {
+            claim.ref.uid: self._with_metadata(claim, answers.get(claim.ref.uid)) for claim in claims
+        }
+
+    def _alone(self, call: Call, work: Callable[[], Mapping[str, Outcome]]) -> Mapping[str, Outcome]:
+        """Under the lock of all instances where there is one. The API server was asked before: it may be slow."""
+        if self._lock is None:
+            return work()
+        from kubeletplugin.instancelock import InstanceBusyError
+
+        try:
+            with self._lock.hold(call.remaining):
+                if not call.is_active():
+                    raise PrepareError(f"{call.kind} was given up by the kubelet", reason="Abandoned")
+                return work()
+        except InstanceBusyError as error:
+            raise PrepareError(str(error), reason="InstanceBusy") from error
 
     def _with_metadata(self, claim: Claim, outcome: Outcome) -> Outcome:
         """The devices with the CDI names that bring the metadata of each request into containers.

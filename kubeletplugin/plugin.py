@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kubeletplugin.client import KubeClient
     from kubeletplugin.health import HealthBoard
     from kubeletplugin.healthservice import HealthService
+    from kubeletplugin.instancelock import InstanceLock
     from kubeletplugin.metadata import MetadataWriter
     from kubeletplugin.publisher import Publisher, Wish
 
@@ -83,6 +84,8 @@ class Plugin:
         metadata_versions: API versions in which containers get the devices' metadata (``devicemetadata``), the one
             that readers are to prefer first. Empty: they get none.
         cdi_dir: where the container runtime looks for CDI specifications; only metadata needs it.
+        exclusive: run one handler call at a time on the whole node, those of another instance included (an upgrade
+            runs two for a while). For drivers whose state is in files; they read it again in each call.
 
     Raises:
         ValueError: a name or number cannot be used.
@@ -104,6 +107,7 @@ class Plugin:
         health: HealthBoard | None = None,
         metadata_versions: Sequence[str] = (),
         cdi_dir: Path = Path("/var/run/cdi"),
+        exclusive: bool = False,
     ) -> None:
         if not _DRIVER_NAME.match(driver_name):
             raise ValueError(f"driver name {driver_name!r} is not a lower-case DNS subdomain of at most 63 characters")
@@ -126,7 +130,20 @@ class Plugin:
             from kubeletplugin.metadata import MetadataWriter
 
             self._metadata = MetadataWriter(driver_name, plugins_dir / driver_name, cdi_dir, metadata_versions)
-        self._calls = ClaimCalls(driver_name, handler, client, self._observer, workers=workers, metadata=self._metadata)
+        lock: InstanceLock | None = None
+        if exclusive:
+            from kubeletplugin.instancelock import InstanceLock
+
+            lock = InstanceLock(plugins_dir / driver_name)
+        self._calls = ClaimCalls(
+            driver_name,
+            handler,
+            client,
+            self._observer,
+            workers=workers,
+            metadata=self._metadata,
+            lock=lock,
+        )
         self._service = DraService(self._calls, call_deadline)
         self._health: HealthService | None = None
         if health is not None:

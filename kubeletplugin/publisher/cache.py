@@ -62,6 +62,17 @@ class SliceCache:
                 touched |= self._take(document)
         return Change(frozenset(touched), lost)
 
+    def refresh(self, items: Iterable[JSON], version: str) -> Change:
+        """Take a list while a watch goes on that may be behind it: what is gone by now stays gone for old events."""
+        with self._lock:
+            gone = [*self._gone]
+            known = set(self._slices)
+        change = self.replace(items, version)
+        with self._lock:
+            for uid in (*gone, *(known - set(self._slices))):
+                self._mark_gone(uid)
+        return change
+
     def apply(self, event: WatchEvent) -> Change:
         """Take one event of the watch."""
         document = event.object
@@ -95,9 +106,12 @@ class SliceCache:
         with self._lock:
             self._leaving.discard(_uid(document))
             self._slices.pop(_uid(document), None)
-            self._gone[_uid(document)] = None
-            while len(self._gone) > _MAX_GONE:
-                self._gone.popitem(last=False)
+            self._mark_gone(_uid(document))
+
+    def _mark_gone(self, uid: str) -> None:
+        self._gone[uid] = None
+        while len(self._gone) > _MAX_GONE:
+            self._gone.popitem(last=False)
 
     def _take(self, document: JSON) -> set[str]:
         """The pools that this touches; empty where we knew it already."""

@@ -84,6 +84,7 @@ class Publisher:
         self._build: Callable[[Features], DriverResources] | None = None
         self._detected = False
         self._server = ""
+        self._unsure = False
         self._cache = SliceCache()
         self._queue = PoolQueue(clock)
         self._pace = RepairPace(repair_delay, clock)
@@ -307,12 +308,17 @@ class Publisher:
             asked = name in self._asked
             self._asked.discard(name)
         try:
+            if self._unsure:
+                self._refresh()
             writes = self._sync(name)
         except ApiError as error:
+            self._unsure |= error.status >= 500
             self._failed(name, _explain(error), error.status, error.retry_after)
         except (ApiUnreachableError, CredentialsError, MovedError) as error:
+            self._unsure |= isinstance(error, ApiUnreachableError)
             self._failed(name, str(error), None, None)
         except Exception as error:
+            self._unsure = True
             logger.exception("publishing pool %s failed", name)
             self._failed(name, f"{type(error).__name__}: {error}", None, None)
         else:
@@ -321,6 +327,11 @@ class Publisher:
             if name not in self._rejected:
                 self._failing.discard(name)
             self._backoffs.pop(name, None)
+
+    def _refresh(self) -> None:
+        """A write without an answer may have been carried out: look, or the same slice would be made twice."""
+        self._changed(self._cache.refresh(*self._scope.list()))
+        self._unsure = False
 
     def _sync(self, name: str) -> int:
         """One comparison and what follows from it; returns the number of writes."""

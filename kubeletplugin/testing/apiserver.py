@@ -330,6 +330,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send(code, msgspec.json.encode(document), "application/json", retry_after)
 
     def _send(self, code: int, body: bytes, content_type: str, retry_after: int | None = None) -> None:
+        if self.server.owner.faults.loses(self.command):
+            self.close_connection = True
+            return
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

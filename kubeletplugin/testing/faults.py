@@ -27,6 +27,8 @@ class Faults:
     _latency: float = 0.0
     _watch_generation: int = 0
     _watch_ends: int = 0
+    _losing: frozenset[str] = frozenset()
+    _losses: int = 0
 
     def fail(
         self,
@@ -44,6 +46,11 @@ class Faults:
             error = StatusError(status, reason, message, None, retry_after)
             self._failures.append(_Failure(error, frozenset(methods), path, times))
 
+    def lose_answers(self, *, methods: tuple[str, ...] = ("POST", "PUT", "PATCH", "DELETE"), times: int = 1) -> None:
+        """Carry the next ``times`` requests of these methods out, and break the connection instead of answering."""
+        with self._lock:
+            self._losing, self._losses = frozenset(methods), times
+
     def delay(self, seconds: float) -> None:
         """Let every request wait before it is served."""
         with self._lock:
@@ -54,6 +61,7 @@ class Faults:
         with self._lock:
             self._failures.clear()
             self._latency = 0.0
+            self._losses = 0
         self.store.release_watches()
 
     def close_watches(self) -> None:
@@ -96,6 +104,13 @@ class Faults:
         """Changes when the open watches are to break."""
         with self._lock:
             return self._watch_generation
+
+    def loses(self, method: str) -> bool:
+        """Whether the answer to this request is to be lost."""
+        with self._lock:
+            lost = self._losses > 0 and method in self._losing
+            self._losses -= lost
+            return lost
 
     def take(self, method: str, path: str) -> StatusError | None:
         """The error for this request, if there is one."""
