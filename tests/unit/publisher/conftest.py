@@ -90,9 +90,9 @@ class Bench:
         """Until the server's objects are as wanted; asked again after each change of the store."""
         end = time.monotonic() + timeout
         while not condition():
+            left = end - time.monotonic()
+            assert left > 0, (self.devices(), self.observer.failures)
             with self.server.store.changed:
-                left = end - time.monotonic()
-                assert left > 0, (self.devices(), self.observer.failures)
                 self.server.store.changed.wait(min(left, 0.05))
 
 

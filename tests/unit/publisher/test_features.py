@@ -168,7 +168,8 @@ def test_a_fixed_wish_takes_the_place_of_a_function(old: Any) -> None:
     assert publisher.synced(10)
     publisher.update(DriverResources({POOL: Pool((Slice(({"name": "fixed"},)),))}))
     assert publisher.synced(10)
+    seen = len(old.server.requests)
     old.server.upgrade("v1.38.0")
-    old.eventually(lambda: old.server.requests[-1].query.get("watch") == "true")
+    old.eventually(lambda: any(request.query.get("watch") for request in old.server.requests[seen:]))
     assert publisher.synced(10)
     assert old.devices() == [["fixed"]]
