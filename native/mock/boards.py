@@ -251,6 +251,7 @@ def _counters(numbers: dict[str, int]) -> dict[str, int]:
         **{f"remap_{kind}": remap for kind in ("correctable", "uncorrectable", "pending", "failure")},
         "remap_banks": {6: -1, 7: 640, 9: 2560, 10: 3840}.get(numbers["architecture"], -1) if remap == 0 else -1,
         "recovery_action": 0,
+        "timeslice": 0,
         "channel_repair_pending": remap,
         "tpc_repair_pending": remap,
     }

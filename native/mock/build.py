@@ -39,6 +39,7 @@ CORE: Final = (
     "load",
     "health",
 )
+SMI: Final = ("smi", "smi_mig", "smi_query", "smi_topo", "smi_xml")
 FLAGS: Final = ("-std=c11", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 OTHER_LIBRARIES: Final = {
@@ -109,7 +110,7 @@ def sources() -> list[Path]:
 def key() -> str:
     """The cache key of the sources and the compiler."""
     digest = hashlib.sha256(_compiler_version().encode())
-    digest.update(" ".join((*FLAGS, *CORE, *OTHER_LIBRARIES.values())).encode())
+    digest.update(" ".join((*FLAGS, *CORE, *SMI, *OTHER_LIBRARIES.values())).encode())
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
@@ -153,7 +154,7 @@ def _compile_all(work: Path) -> None:
     objects.mkdir()
     (work / "others").mkdir()
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        jobs = [pool.submit(_compile, name, objects) for name in (*CORE, "smi")]
+        jobs = [pool.submit(_compile, name, objects) for name in (*CORE, *SMI)]
         jobs += [pool.submit(_stand_in, work / "others" / file, soname) for file, soname in OTHER_LIBRARIES.items()]
         for job in jobs:
             job.result()
@@ -161,7 +162,18 @@ def _compile_all(work: Path) -> None:
     _run([compiler(), "-r", "-nostdlib", "-o", str(core), *(str(objects / f"{name}.o") for name in CORE)])
     smi = str(work / "nvidia-smi")
     try:
-        _run([compiler(), "-static", "-s", "-o", smi, str(objects / "smi.o"), str(core), "-pthread"])
+        _run(
+            [
+                compiler(),
+                "-static",
+                "-s",
+                "-o",
+                smi,
+                *(str(objects / f"{name}.o") for name in SMI),
+                str(core),
+                "-pthread",
+            ]
+        )
     except BuildError as error:
         raise BuildError(
             f"{error}\nnvidia-smi is linked statically: it needs libc.a (libc6-dev, glibc-static)"

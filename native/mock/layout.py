@@ -242,6 +242,7 @@ GPU: Final = Record(
             "mig_activation",  # what activating a change of mode gives, 0: it works
             "mig_instances_made",  # the source of tags
             "compute_mode",
+            "timeslice",  # of compute-policy: 0 default, 1 short, 2 medium, 3 long
             "persistence",
             "virtualization",
             "pcie_generation",

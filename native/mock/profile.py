@@ -6,9 +6,11 @@ that invents silently is worth nothing. Whatever a board does not have is ``null
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,6 +143,7 @@ def parse(document: object) -> Profile:
     cuda = _cuda(driver.text("cuda"))
     nvml = driver.text("nvml", f"{cuda // 1000}.{version}")
     absent = tuple(_function(entry, driver.where("absent")) for entry in driver.sequence("absent", []))
+    absent = tuple(sorted({*absent, *_abi(driver)}))
     failures = _failures(driver.section("fails", {}), None)
     driver.done()
     host = _host(top.section("host"))
@@ -165,6 +168,22 @@ def _cuda(text: str) -> int:
     if not (text.isascii() and major.isdigit() and minor.isdigit()):
         raise ProfileError("driver.cuda", f"{text!r} is not a version such as 13.0")
     return 1000 * int(major) + 10 * int(minor)
+
+
+@lru_cache(maxsize=1)
+def abis() -> Mapping[str, tuple[str, ...]]:
+    """Driver branch -> functions of the vendored nvml.h that its own header does not declare yet."""
+    document = json.loads((Path(__file__).parent / "abis.json").read_text(encoding="utf-8"))
+    return {branch: tuple(entry["absent"]) for branch, entry in document.items()}
+
+
+def _abi(driver: Fields) -> tuple[str, ...]:
+    branch = driver.take("abi", None)
+    if branch is None:
+        return ()
+    if branch not in abis():
+        raise ProfileError(driver.where("abi"), f"{branch!r} is none of {', '.join(abis())}")
+    return abis()[branch]
 
 
 def _function(name: object, where: str) -> str:

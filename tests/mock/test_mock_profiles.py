@@ -42,7 +42,20 @@ def refused(change: dict[str, Any], at: tuple[Any, ...] = ()) -> str:
 
 def test_the_boards_that_the_project_speaks_of_have_profiles() -> None:
     assert profiles.names() == sorted(
-        ["dgx-a100", "dgx-h100", "h200", "b200", "gb200", "l40s", "t4", "gb10", "rtx-pro-6000"]
+        [
+            "dgx-a100",
+            "dgx-h100",
+            "h200",
+            "b200",
+            "gb200",
+            "l40s",
+            "t4",
+            "gb10",
+            "rtx-pro-6000",
+            "a30",
+            "a100-80",
+            "h100-nvl",
+        ]
     )
 
 

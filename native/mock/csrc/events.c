@@ -114,17 +114,19 @@ static bool has_lost_one(nvmlEventSet_t set)
     return false;
 }
 
-static int64_t now_ms(void)
+#define NS_A_MS INT64_C(1000000)
+
+static int64_t now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)now.tv_sec * 1000 * NS_A_MS + now.tv_nsec;
 }
 
 /* What was reported before a GPU was lost is told first; then every wait on a set with a lost GPU ends at once. */
 static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct mock_event *event)
 {
-    const int64_t until = now_ms() + (int64_t)timeoutms;
+    const int64_t until = now_ns() + (int64_t)timeoutms * NS_A_MS;
     for (;;) {
         const nvmlReturn_t session = mock_session();
         if (session != NVML_SUCCESS)
@@ -133,7 +135,7 @@ static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct 
             return NVML_SUCCESS;
         if (has_lost_one(set))
             return NVML_ERROR_GPU_IS_LOST;
-        const int64_t left = until - now_ms();
+        const int64_t left = (until - now_ns() + NS_A_MS - 1) / NS_A_MS;
         if (left <= 0)
             return NVML_ERROR_TIMEOUT;
         mock_pause(left < LOOK_EVERY_MS ? left : LOOK_EVERY_MS);

@@ -214,7 +214,7 @@ static int64_t common_speed(const struct mock_gpu *gpu)
 static int64_t field_value(const struct mock_gpu *gpu, unsigned int field, unsigned int scope)
 {
     static const struct mock_link none = {.state = -1, .version = -1, .speed_mbps = -1, .remote_link = -1};
-    const struct mock_link *link = scope < MOCK_MAX_LINKS ? &gpu->links[scope] : &none;
+    const struct mock_link *link = scope < MOCK_MAX_LINKS && gpu->mig_current != 1 ? &gpu->links[scope] : &none;
     switch (field) {
     case NVML_FI_DEV_ECC_CURRENT:
         return gpu->ecc_current;

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define MOCK_MAGIC "GPUDRAMK"
-#define MOCK_LAYOUT UINT64_C(555975506426508996)
+#define MOCK_LAYOUT UINT64_C(5487262761926116971)
 #define MOCK_MAX_LINKS 36
 #define MOCK_CPU_WORDS 32
 #define MOCK_NODE_WORDS 4
@@ -161,6 +161,7 @@ struct mock_gpu {
     int64_t mig_activation;
     int64_t mig_instances_made;
     int64_t compute_mode;
+    int64_t timeslice;
     int64_t persistence;
     int64_t virtualization;
     int64_t pcie_generation;
@@ -221,7 +222,7 @@ struct mock_gpu {
     struct mock_gi gis[15];
     struct mock_process processes[32];
 };
-_Static_assert(sizeof(struct mock_gpu) == 21264, "mock_gpu");
+_Static_assert(sizeof(struct mock_gpu) == 21272, "mock_gpu");
 
 struct mock_node {
     unsigned char magic[8];

@@ -4,10 +4,9 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
-#include "mock.h"
-
-#define TEXT_ROOM 128
+#include "smi.h"
 
 static int fail(nvmlReturn_t code)
 {
@@ -21,7 +20,7 @@ static int fail(nvmlReturn_t code)
 }
 
 /* A number, or N/A where the board has none. */
-static const char *quantity(char room[TEXT_ROOM], nvmlReturn_t code, unsigned long long value, const char *unit)
+const char *smi_number(char room[TEXT_ROOM], nvmlReturn_t code, unsigned long long value, const char *unit)
 {
     if (code == NVML_SUCCESS)
         snprintf(room, TEXT_ROOM, "%llu%s", value, unit);
@@ -30,7 +29,7 @@ static const char *quantity(char room[TEXT_ROOM], nvmlReturn_t code, unsigned lo
     return room;
 }
 
-static const char *text(char room[TEXT_ROOM], nvmlReturn_t code)
+const char *smi_text(char room[TEXT_ROOM], nvmlReturn_t code)
 {
     if (code != NVML_SUCCESS)
         snprintf(room, TEXT_ROOM, "N/A");
@@ -51,8 +50,9 @@ static nvmlReturn_t list(void)
             worst = code;
             continue;
         }
-        const char *said = text(name, nvmlDeviceGetName(device, name, sizeof(name)));
-        printf("GPU %u: %s (UUID: %s)\n", i, said, text(uuid, nvmlDeviceGetUUID(device, uuid, sizeof(uuid))));
+        const char *said = smi_text(name, nvmlDeviceGetName(device, name, sizeof(name)));
+        printf("GPU %u: %s (UUID: %s)\n", i, said, smi_text(uuid, nvmlDeviceGetUUID(device, uuid, sizeof(uuid))));
+        smi_list_mig(device);
     }
     if (count == 0 && worst == NVML_SUCCESS)
         printf("No devices found.\n");
@@ -70,21 +70,21 @@ static void summarise_gpu(unsigned int index, nvmlDevice_t device)
     const nvmlReturn_t sized = nvmlDeviceGetMemoryInfo_v2(device, &memory);
     const nvmlReturn_t warmed = nvmlDeviceGetTemperatureV(device, &heat);
     const nvmlReturn_t drawn = nvmlDeviceGetPowerUsage(device, &power);
-    printf("| %3u  %-28.28s %16.16s |\n", index, text(name, nvmlDeviceGetName(device, name, sizeof(name))),
+    printf("| %3u  %-28.28s %16.16s |\n", index, smi_text(name, nvmlDeviceGetName(device, name, sizeof(name))),
            located == NVML_SUCCESS ? pci.busId : "N/A");
-    printf("|      %-45s |\n", text(uuid, nvmlDeviceGetUUID(device, uuid, sizeof(uuid))));
-    printf("|      %6s %6s %14s / %14s |\n", quantity(room[0], warmed, (unsigned int)heat.temperature, "C"),
-           quantity(room[1], drawn, power / 1000U, "W"), quantity(room[2], sized, memory.used >> 20U, "MiB"),
-           quantity(room[3], sized, memory.total >> 20U, "MiB"));
+    printf("|      %-45s |\n", smi_text(uuid, nvmlDeviceGetUUID(device, uuid, sizeof(uuid))));
+    printf("|      %6s %6s %14s / %14s |\n", smi_number(room[0], warmed, (unsigned int)heat.temperature, "C"),
+           smi_number(room[1], drawn, power / 1000U, "W"), smi_number(room[2], sized, memory.used >> 20U, "MiB"),
+           smi_number(room[3], sized, memory.total >> 20U, "MiB"));
 }
 
 static void versions(char driver[TEXT_ROOM], char cuda[TEXT_ROOM])
 {
     int number = 0;
-    text(driver, nvmlSystemGetDriverVersion(driver, TEXT_ROOM));
+    smi_text(driver, nvmlSystemGetDriverVersion(driver, TEXT_ROOM));
     const nvmlReturn_t code = nvmlSystemGetCudaDriverVersion_v2(&number);
     snprintf(cuda, TEXT_ROOM, "%d.%d", number / 1000, number % 1000 / 10);
-    text(cuda, code);
+    smi_text(cuda, code);
 }
 
 static nvmlReturn_t summary(void)
@@ -114,7 +114,7 @@ static nvmlReturn_t version(void)
 {
     char driver[TEXT_ROOM], cuda[TEXT_ROOM], nvml[TEXT_ROOM];
     versions(driver, cuda);
-    text(nvml, nvmlSystemGetNVMLVersion(nvml, sizeof(nvml)));
+    smi_text(nvml, nvmlSystemGetNVMLVersion(nvml, sizeof(nvml)));
     printf("NVIDIA-SMI version  : %s (gpudra mock)\nNVML version        : %s\nDRIVER version      : %s\n"
            "CUDA Version        : %s\n", driver, nvml, driver, cuda);
     return NVML_SUCCESS;
@@ -122,31 +122,239 @@ static nvmlReturn_t version(void)
 
 static int usage(FILE *stream, int status)
 {
-    fprintf(stream, "nvidia-smi of the gpudra mock\n\n"
-                    "  nvidia-smi              a summary of the GPUs that this process sees\n"
-                    "  nvidia-smi -L           list them with their UUIDs (also --list-gpus)\n"
-                    "  nvidia-smi --version    versions of driver, NVML and CUDA\n");
+    fprintf(stream,
+            "nvidia-smi of the gpudra mock\n\n"
+            "  nvidia-smi                       a summary of the GPUs that this process sees\n"
+            "  nvidia-smi -L                    list them and their MIG devices with UUIDs (also --list-gpus)\n"
+            "  nvidia-smi -q -x                 everything, as XML\n"
+            "  nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n"
+            "  nvidia-smi topo -m               how GPUs, NICs and CPUs are connected\n"
+            "  nvidia-smi mig -lgip | -lgipp | -lgi | -lci\n"
+            "  nvidia-smi mig -cgi PROFILE[:START],... [-C] | -cci [PROFILE,...] | -dci | -dgi\n"
+            "  nvidia-smi -mig 0|1              MIG mode\n"
+            "  nvidia-smi -pm 0|1, -c MODE      persistence mode, compute mode\n"
+            "  nvidia-smi compute-policy -l | --set-timeslice 0..3\n"
+            "  nvidia-smi --version             versions of driver, NVML and CUDA\n\n"
+            "  -i GPU,...   only these, by index, UUID or PCI bus id;  -gi ID,...  -ci ID,...  only these instances\n");
     return status;
+}
+
+bool smi_listed(const char *list, unsigned int number)
+{
+    if (list == NULL)
+        return true;
+    for (const char *at = list; *at != '\0';) {
+        char *end;
+        const unsigned long found = strtoul(at, &end, 10);
+        if (end == at)
+            return false;
+        if (found == number)
+            return true;
+        at = *end == ',' ? end + 1 : end;
+    }
+    return false;
+}
+
+/* Whether -i means this GPU: its index, its UUID or its bus id. */
+static bool is_meant(const char *ids, unsigned int index, nvmlDevice_t device)
+{
+    char uuid[TEXT_ROOM] = "";
+    nvmlPciInfo_t pci = {0};
+    if (ids == NULL)
+        return true;
+    if (nvmlDeviceGetUUID(device, uuid, sizeof(uuid)) != NVML_SUCCESS)
+        uuid[0] = '\0';
+    if (nvmlDeviceGetPciInfo_v3(device, &pci) != NVML_SUCCESS)
+        pci.busId[0] = '\0';
+    for (const char *at = ids; *at != '\0';) {
+        char *end;
+        const size_t length = strcspn(at, ",");
+        const unsigned long number = strtoul(at, &end, 10);
+        const size_t bus = strlen(pci.busId);
+        if ((end == at + length && length > 0 && number == index) ||
+            (length == strlen(uuid) && length > 0 && strncasecmp(at, uuid, length) == 0) ||
+            (length > 0 && length <= bus && strchr(at, ':') != NULL && strncasecmp(at, pci.busId + bus - length, length) == 0))
+            return true;
+        at += length + (at[length] == ',');
+    }
+    return false;
+}
+
+nvmlReturn_t smi_for_each(const struct smi_options *options, smi_each *function, const void *argument)
+{
+    unsigned int count = 0, met = 0;
+    nvmlReturn_t worst = nvmlDeviceGetCount_v2(&count);
+    for (unsigned int i = 0; i < count; ++i) {
+        nvmlDevice_t device;
+        nvmlReturn_t result = nvmlDeviceGetHandleByIndex_v2(i, &device);
+        if (result != NVML_SUCCESS) {
+            if (options->ids == NULL || smi_listed(options->ids, i)) {
+                printf("Unable to determine the device handle for gpu %u: %s\n", i, nvmlErrorString(result));
+                worst = result;
+                ++met;
+            }
+            continue;
+        }
+        if (!is_meant(options->ids, i, device))
+            continue;
+        ++met;
+        result = function(i, device, argument);
+        worst = result != NVML_SUCCESS ? result : worst;
+    }
+    if (met == 0 && worst == NVML_SUCCESS) {
+        printf("No devices were found\n");
+        return NVML_ERROR_NOT_FOUND;
+    }
+    return worst;
+}
+
+static nvmlReturn_t report(unsigned int index, const char *what, nvmlReturn_t result)
+{
+    if (result == NVML_SUCCESS)
+        printf("Set %s for GPU %u.\n", what, index);
+    else
+        printf("Unable to set %s for GPU %u: %s\n", what, index, nvmlErrorString(result));
+    return result;
+}
+
+static nvmlReturn_t set_persistence(unsigned int index, nvmlDevice_t device, const void *mode)
+{
+    return report(index, "persistence mode", nvmlDeviceSetPersistenceMode(device, *(const nvmlEnableState_t *)mode));
+}
+
+static nvmlReturn_t set_compute(unsigned int index, nvmlDevice_t device, const void *mode)
+{
+    return report(index, "compute mode", nvmlDeviceSetComputeMode(device, *(const nvmlComputeMode_t *)mode));
+}
+
+/* The time slice is no part of NVML: nvidia-smi sets it by a way of its own, and so does this one. */
+static nvmlReturn_t set_timeslice(unsigned int index, nvmlDevice_t device, const void *slice)
+{
+    return report(index, "timeslice", mock_set(&mock_gpu(device)->timeslice, *(const int64_t *)slice));
+}
+
+static nvmlReturn_t show_timeslice(unsigned int index, nvmlDevice_t device, const void *argument)
+{
+    static const char *const words[] = {"Default", "Short", "Medium", "Long"};
+    (void)argument;
+    printf("GPU %u: timeslice %s\n", index, words[mock_gpu(device)->timeslice & 3]);
+    return NVML_SUCCESS;
+}
+
+static bool small_number(const char *text, unsigned int most, unsigned int *number)
+{
+    char *end;
+    const unsigned long value = strtoul(text, &end, 10);
+    *number = (unsigned int)value;
+    return end != text && *end == '\0' && value <= most;
+}
+
+static bool compute_mode(const char *text, nvmlComputeMode_t *mode)
+{
+    static const char *const words[] = {"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"};
+    unsigned int number = 0;
+    bool known = small_number(text, 3, &number);
+    for (unsigned int i = 0; i < 4 && !known; ++i)
+        if (strcasecmp(text, words[i]) == 0) {
+            number = i;
+            known = true;
+        }
+    *mode = (nvmlComputeMode_t)number;
+    return known;
+}
+
+static nvmlReturn_t policy(int argc, char **argv, const struct smi_options *options, bool *understood)
+{
+    unsigned int slice = 0;
+    if (argc == 1 && (strcmp(argv[0], "-l") == 0 || strcmp(argv[0], "--list") == 0))
+        return smi_for_each(options, show_timeslice, NULL);
+    const char *value = argc == 1 && strncmp(argv[0], "--set-timeslice=", 16) == 0 ? argv[0] + 16
+                        : argc == 2 && strcmp(argv[0], "--set-timeslice") == 0     ? argv[1]
+                                                                                  : "";
+    *understood = small_number(value, 3, &slice);
+    const int64_t wide = slice;
+    return *understood ? smi_for_each(options, set_timeslice, &wide) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* Takes the options that may stand anywhere out of the arguments. */
+static int take_options(int argc, char **argv, struct smi_options *options)
+{
+    int kept = 0;
+    for (int i = 0; i < argc; ++i) {
+        const bool more = i + 1 < argc;
+        if (more && (strcmp(argv[i], "-i") == 0 || strcmp(argv[i], "--id") == 0))
+            options->ids = argv[++i];
+        else if (strncmp(argv[i], "--id=", 5) == 0)
+            options->ids = argv[i] + 5;
+        else if (more && strcmp(argv[i], "-gi") == 0)
+            options->gi = argv[++i];
+        else if (more && strcmp(argv[i], "-ci") == 0)
+            options->ci = argv[++i];
+        else if (strcmp(argv[i], "-C") == 0)
+            options->make_default = true;
+        else if (strncmp(argv[i], "--format=", 9) == 0)
+            options->format = argv[i] + 9;
+        else
+            argv[kept++] = argv[i];
+    }
+    return kept;
+}
+
+static nvmlReturn_t setting(char **argv, const struct smi_options *options, bool *understood)
+{
+    unsigned int number = 0;
+    nvmlComputeMode_t compute;
+    if (strcmp(argv[0], "-mig") == 0 && small_number(argv[1], 1, &number))
+        return smi_mig_mode(options, number);
+    if (strcmp(argv[0], "-pm") == 0 && small_number(argv[1], 1, &number)) {
+        const nvmlEnableState_t mode = (nvmlEnableState_t)number;
+        return smi_for_each(options, set_persistence, &mode);
+    }
+    if (strcmp(argv[0], "-c") == 0 && compute_mode(argv[1], &compute))
+        return smi_for_each(options, set_compute, &compute);
+    *understood = false;
+    return NVML_ERROR_INVALID_ARGUMENT;
+}
+
+static nvmlReturn_t perform(int argc, char **argv, const struct smi_options *options, bool *understood)
+{
+    const char *verb = argc > 0 ? argv[0] : "";
+    *understood = true;
+    if (argc == 0)
+        return summary();
+    if (argc == 1 && (strcmp(verb, "-L") == 0 || strcmp(verb, "--list-gpus") == 0))
+        return list();
+    if (argc == 1 && strcmp(verb, "--version") == 0)
+        return version();
+    if (argc == 1 && strncmp(verb, "--query-gpu=", 12) == 0 && options->format != NULL)
+        return smi_query(options, verb + 12);
+    if (argc == 2 && strcmp(verb, "-q") == 0 && strcmp(argv[1], "-x") == 0)
+        return smi_xml(options);
+    if (argc == 2 && strcmp(verb, "topo") == 0 && strcmp(argv[1], "-m") == 0)
+        return smi_topology();
+    if (argc >= 2 && strcmp(verb, "mig") == 0)
+        return smi_mig(argc - 1, argv + 1, options, understood);
+    if (argc >= 2 && strcmp(verb, "compute-policy") == 0)
+        return policy(argc - 1, argv + 1, options, understood);
+    if (argc == 2)
+        return setting(argv, options, understood);
+    *understood = false;
+    return NVML_ERROR_INVALID_ARGUMENT;
 }
 
 int main(int argc, char **argv)
 {
-    nvmlReturn_t (*verb)(void) = summary;
-    const char *option = argc > 1 ? argv[1] : "";
-    if (argc > 2)
-        return usage(stderr, 2);
-    if (strcmp(option, "-h") == 0 || strcmp(option, "--help") == 0)
+    struct smi_options options = {0};
+    bool understood;
+    if (argc == 2 && (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0))
         return usage(stdout, 0);
-    if (strcmp(option, "-L") == 0 || strcmp(option, "--list-gpus") == 0)
-        verb = list;
-    else if (strcmp(option, "--version") == 0)
-        verb = version;
-    else if (*option != '\0')
-        return usage(stderr, 2);
+    const int left = take_options(argc - 1, argv + 1, &options);
     const nvmlReturn_t code = nvmlInitWithFlags(0);
     if (code != NVML_SUCCESS)
         return fail(code);
-    const nvmlReturn_t result = verb();
+    const nvmlReturn_t result = perform(left, argv + 1, &options, &understood);
     const nvmlReturn_t ended = nvmlShutdown();
+    if (!understood)
+        return usage(stderr, 2);
     return (int)(result != NVML_SUCCESS ? result : ended);
 }

@@ -1,0 +1,38 @@
+/* What the parts of the mock nvidia-smi share. */
+#ifndef GPUDRA_MOCK_SMI_H
+#define GPUDRA_MOCK_SMI_H
+
+#include <stdio.h>
+
+#include "mock.h"
+
+#define TEXT_ROOM 128
+#define SMI_MAX_GPUS 256
+
+/* The options that may stand with any verb. */
+struct smi_options {
+    const char *ids;  /* -i: indexes, UUIDs or bus ids, by comma; NULL is all */
+    const char *gi;   /* -gi: GPU instance ids, by comma; NULL is all */
+    const char *ci;   /* -ci */
+    const char *format;
+    bool make_default; /* -C: a compute instance with each GPU instance */
+};
+
+const char *smi_text(char room[TEXT_ROOM], nvmlReturn_t code);
+const char *smi_number(char room[TEXT_ROOM], nvmlReturn_t code, unsigned long long value, const char *unit);
+bool smi_listed(const char *list, unsigned int number); /* NULL lists everything */
+
+/* Calls a function for every GPU that -i names; what it returns last that is no success is the result. */
+typedef nvmlReturn_t smi_each(unsigned int index, nvmlDevice_t device, const void *argument);
+nvmlReturn_t smi_for_each(const struct smi_options *options, smi_each *function, const void *argument);
+
+nvmlReturn_t smi_mig(int argc, char **argv, const struct smi_options *options, bool *understood);
+nvmlReturn_t smi_mig_mode(const struct smi_options *options, unsigned int mode);
+void smi_list_mig(nvmlDevice_t device);
+nvmlReturn_t smi_query(const struct smi_options *options, const char *fields);
+nvmlReturn_t smi_xml(const struct smi_options *options);
+nvmlReturn_t smi_topology(void);
+/* The value of a --query-gpu field without its unit; false for a field that is unknown. */
+bool smi_field(const char *name, unsigned int index, nvmlDevice_t device, char room[TEXT_ROOM], const char **unit);
+
+#endif
