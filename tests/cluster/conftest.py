@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,11 +100,10 @@ def quiet_components(request: pytest.FixtureRequest, cluster: Layout) -> Iterato
         assert not about_us, f"{name} logged errors about the driver:\n" + "\n".join(about_us[:10])
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the end of the agent's log and the components' last errors to the report of a failed test."""
-    outcome = yield
-    report = outcome.get_result()
+    report = yield
     if report.failed and "cluster" in getattr(item, "fixturenames", ()):
         layout = Layout.default()
         if layout.log("agent").exists():
@@ -114,3 +113,4 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
                 lines = layout.log(name).read_text(errors="replace").splitlines()
                 errors = [line[:600] for line in lines if ERROR_LINE.search(line)]
                 report.sections.append((f"last errors of {name}", "\n".join(errors[-4:])))
+    return report

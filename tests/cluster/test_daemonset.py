@@ -122,13 +122,10 @@ def test_its_own_token_may_not_write_a_slice_of_another_node(daemonset: dict[str
     ).strip()  # fmt: skip
     access.write_secret(cluster.token("pod"), token)
     pod = Api(cluster, "pod")
-    slice_of = {
-        "metadata": {"name": "forged"},
-        "spec": {"driver": DRIVER_NAME, "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}},
-    }
+    spec: dict[str, Any] = {"driver": DRIVER_NAME, "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}}
     for node, expected in (("node-b", {403, 422}), (NODE_NAME, {201})):
-        slice_of["spec"] |= {"nodeName": node}
-        status, answer = pod.request("POST", path("resourceslices"), slice_of, dryRun="All")
+        document = {"metadata": {"name": "forged"}, "spec": spec | {"nodeName": node}}
+        status, answer = pod.request("POST", path("resourceslices"), document, dryRun="All")
         assert status in expected, answer
     pod.close()
 

@@ -21,7 +21,8 @@ def requested(layout: Layout) -> dict[tuple[str, str], set[int]]:
     for line in layout.audit_log.read_text().splitlines():
         event = json.loads(line)
         if event["userAgent"].startswith(AGENT) and "objectRef" in event:
-            what = (event["objectRef"]["resource"], event["verb"])
+            target = event["objectRef"]
+            what = ("/".join(filter(None, (target["resource"], target.get("subresource")))), event["verb"])
             asked.setdefault(what, set()).add(event.get("responseStatus", {}).get("code", 0))
     return asked
 
