@@ -8,6 +8,9 @@ more than one thread left behind per GPU, and a bound for all of them.
 A call about no GPU that does not come back (nvmlInit on a driver that hangs) cannot be worked around: the thread is
 kept, callers get NvmlTimeoutError, and the next reading goes on where it came back.
 
+A GPU that was plugged in after NVML was initialised is not known to it, nor is one that was lost and came back: NVML is
+initialised anew for such ones, at first sight and then ever more rarely.
+
 A library that was replaced on disk (a driver upgrade) is noticed before the next reading: the old one is closed and the
 new one loaded, in the same process and also while a thread is stuck in the old one (``opening.path_to_load``).
 
@@ -28,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from native.nvml.errors import NvmlError, NvmlReturn, NvmlTimeoutError
 from native.nvml.healthtypes import GpuHealth, NvmlTopology
@@ -50,6 +53,10 @@ CALL_TIMEOUT = 10.0
 RETRY_AFTER = 30.0
 RETRY_AT_MOST = 600.0
 MAX_STUCK_THREADS = 16
+RENEW_AFTER = 60.0
+REST_AT_MOST = 5.0
+GONE = frozenset({NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND, NvmlReturn.GPU_IS_LOST})
+"""What NVML says of a GPU that was plugged in, or came back, after it was initialised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,16 @@ class _StuckError(Exception):
         self.seconds = seconds
 
 
+class Companion(Protocol):
+    """Somebody else in this process who holds the same library open (``EventWatcher``)."""
+
+    def rest(self, timeout: float) -> bool:
+        """Let go of the library; False when that takes longer than ``timeout`` seconds."""
+
+    def go_on(self) -> None:
+        """Open it again."""
+
+
 class NvmlSession:
     """See the module. Every method may be called from any thread; none blocks for longer than it was given.
 
@@ -89,6 +106,8 @@ class NvmlSession:
         call_timeout: seconds that a single NVML call about a GPU may take. Opening a GPU that nothing holds open takes
             seconds; a healthy one answers the rest in microseconds.
         retry_after: seconds before a GPU that wedged twice is asked again; doubles each time, up to RETRY_AT_MOST.
+        renew_after: seconds before NVML is initialised anew once more for GPUs that it still does not know; doubles
+            each time, up to RETRY_AT_MOST.
         max_stuck_threads: threads that may be left behind at any time.
         make: gives a backend, not opened, for a path; for tests and for other backends.
     """
@@ -101,6 +120,7 @@ class NvmlSession:
         call_timeout: float = CALL_TIMEOUT,
         retry_after: float = RETRY_AFTER,
         max_stuck_threads: int = MAX_STUCK_THREADS,
+        renew_after: float = RENEW_AFTER,
         make: Callable[[Path], Nvml] | None = None,
     ) -> None:
         self._find = find if callable(find) else (lambda path=Path(find): path)
@@ -114,6 +134,11 @@ class NvmlSession:
         self._left_behind: dict[NvmlWorker, str] = {}
         self._wedged: dict[str, WedgedGpu] = {}
         self._by_index: tuple[str, ...] = ()
+        self._companions: list[Companion] = []
+        self._gone: frozenset[str] = frozenset()
+        self._renew_at = 0.0
+        self._renew_delay = renew_after
+        self._renew_after = renew_after
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -141,6 +166,10 @@ class NvmlSession:
         worker = self._worker
         return worker.progress() if worker is not None else None
 
+    def accompany(self, companion: Companion) -> None:
+        """Make ``companion`` rest while NVML is initialised anew: the library counts who has initialised it."""
+        self._companions.append(companion)
+
     def snapshot(
         self, addresses: Sequence[str] | None = None, deadline: float = DEADLINE, *, mig: bool = False
     ) -> NvmlSnapshot:
@@ -163,7 +192,10 @@ class NvmlSession:
         with self._in_turn(deadline):
             while True:
                 try:
-                    return self._read(asked, end, deadline, mig)
+                    snapshot = self._read(asked, end, deadline, mig)
+                    if not self._to_be_renewed(snapshot):
+                        return snapshot
+                    return self._renewed(lambda: self._read(asked, end, deadline, mig))
                 except _StuckError as stuck:
                     self._give_up(stuck)
 
@@ -238,6 +270,35 @@ class NvmlSession:
                 worker.retire()
             self._closed = True
         return worker is None or worker.join(timeout)
+
+    def _to_be_renewed(self, snapshot: NvmlSnapshot) -> bool:
+        """NVML knows the GPUs that were there when it was initialised. One that the caller sees on the bus and NVML
+        does not know, or takes for lost, may be known once NVML is initialised anew: at once, then ever more rarely."""
+        gone = frozenset(gpu.address for gpu in snapshot.gpus if gpu.address and gpu.codes.get("handle") in GONE)
+        if not gone:
+            self._gone, self._renew_delay = gone, self._renew_after
+            return False
+        now = time.monotonic()
+        if gone <= self._gone and now < self._renew_at:
+            return False
+        self._renew_delay = min(2 * self._renew_delay, RETRY_AT_MOST) if gone <= self._gone else self._renew_after
+        self._gone, self._renew_at = gone, now + self._renew_delay
+        logger.info("NVML does not know GPU %s: initialising it anew", ", ".join(sorted(gone)))
+        return True
+
+    def _renewed(self, read: Callable[[], NvmlSnapshot]) -> NvmlSnapshot:
+        resting = list(self._companions)
+        try:
+            for companion in resting:
+                if not companion.rest(REST_AT_MOST):
+                    logger.warning("NVML stays initialised: events are still waited for in a call that does not end")
+            with self._state:
+                if self._worker is not None:
+                    self._worker.expire()
+            return read()
+        finally:
+            for companion in resting:
+                companion.go_on()
 
     def _gather(
         self, asked: tuple[str, ...], deadline: float, read: Callable[[Nvml, tuple[str, ...]], T]

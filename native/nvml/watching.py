@@ -80,6 +80,7 @@ class EventWatcher:
         self._wanted: tuple[str, ...] = ()
         self._changed = False
         self._closing = False
+        self._resting = False
         self._backend: Nvml | None = None
         self._state = WatchState(problem="nothing is watched yet")
         self._alive_at: float | None = None
@@ -117,6 +118,24 @@ class EventWatcher:
                 self._condition.notify_all()
                 self._interrupt()
 
+    def rest(self, timeout: float) -> bool:
+        """Let go of the library until ``go_on``; False when a call keeps it longer than ``timeout`` seconds.
+
+        NVML counts who has initialised it: it looks for new GPUs only after everybody has let go. What happens
+        meanwhile is not reported.
+        """
+        with self._condition:
+            self._resting = True
+            self._condition.notify_all()
+            self._interrupt()
+            return self._condition.wait_for(lambda: self._backend is None, timeout)
+
+    def go_on(self) -> None:
+        """End the rest."""
+        with self._condition:
+            self._resting = False
+            self._condition.notify_all()
+
     def close(self, timeout: float = 5.0) -> bool:
         """End the wait, free the set, shut NVML down. False: a call does not come back, the thread is left to it."""
         with self._condition:
@@ -135,6 +154,7 @@ class EventWatcher:
     def _run(self) -> None:
         failures = 0
         while not self._closing:
+            self._rest()
             begin = time.monotonic()
             try:
                 self._watch()
@@ -148,6 +168,12 @@ class EventWatcher:
                 self._pause(self._delay(failures, at_once=lost))
         self._shut()
 
+    def _rest(self) -> None:
+        if self._resting:
+            self._shut()
+        with self._condition:
+            self._condition.wait_for(lambda: not self._resting or self._closing)
+
     def _delay(self, failures: int, *, at_once: bool) -> float:
         """A set that lost a GPU is made anew at once; what fails again and again is tried ever more rarely."""
         if at_once and failures == 1:
@@ -159,15 +185,16 @@ class EventWatcher:
         """Open what is not open, register, and wait until something is to be made anew."""
         path = self._find()
         identity = file_identity(path)
-        if self._backend is None:
-            self._backend = self._make(path)
-            self._backend.open()
-        backend = self._backend
+        with self._condition:
+            if self._closing or self._resting:
+                return
+            self._backend = backend = self._backend or self._make(path)
+        backend.open()
         backend.open_events()
         self._register(backend, self._take_wanted(), anew=True)
         self._alive_at = time.monotonic()
         retry_at = time.monotonic() + self._retry_after
-        while not self._closing:
+        while not (self._closing or self._resting):
             event = backend.wait_event(LOOK_AFTER)
             self._alive_at = time.monotonic()
             if event is not None:
@@ -247,9 +274,12 @@ class EventWatcher:
 
     def _pause(self, seconds: float) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: self._closing or self._changed, seconds)
+            self._condition.wait_for(lambda: self._closing or self._resting or self._changed, seconds)
 
     def _shut(self) -> None:
-        backend, self._backend = self._backend, None
+        backend = self._backend
         if backend is not None:
             backend.close()
+        with self._condition:
+            self._backend = None
+            self._condition.notify_all()

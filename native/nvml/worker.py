@@ -53,6 +53,7 @@ class NvmlWorker:
         self._file: tuple[object, ...] | None = None
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[Nvml], Any], bool] | None] = SimpleQueue()
         self._loaded: LoadedLibrary | None = None
+        self._expired = False
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
         self._thread.start()
 
@@ -76,6 +77,10 @@ class NvmlWorker:
         future: Future[T] = Future()
         self._jobs.put((future, work, again))
         return future
+
+    def expire(self) -> None:
+        """Have NVML shut down and initialised anew before the next piece of work."""
+        self._expired = True
 
     def progress(self) -> CallInProgress | None:
         """The NVML call under way."""
@@ -131,6 +136,9 @@ class NvmlWorker:
         file = file_identity(path)
         if self._backend is not None and file != self._file:
             logger.info("the NVML library %s was replaced: opening %s", self._backend.library_path, path)
+            self._close()
+        if self._expired:
+            self._expired = False
             self._close()
         if self._backend is None:
             self._file = file
