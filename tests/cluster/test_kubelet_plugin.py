@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hack.cluster import lifecycle
-from hack.cluster.api import Api
+from hack.cluster.api import Api, path
 from hack.cluster.layout import NODE_NAME, Layout
 from hack.cluster.scene import Container, Namespace, phase
 from kubeletplugin.api import Claim, DeviceHealth, DeviceMetadata, HealthStatus, PrepareError, PrepareResult
@@ -213,6 +213,25 @@ def test_a_pod_deleted_while_prepare_fails_is_unprepared(
     run(namespace)
     assert driver.handler.wait_called(PREPARE, timeout=WAIT)
     namespace.api.delete("pods", namespace.name, "p")
+    assert driver.handler.wait_called(UNPREPARE, timeout=WAIT)
+    namespace.wait_pod("p", lambda pod: pod is None, "gone", WAIT)
+
+
+def test_a_force_deleted_pod_is_unprepared(driver: Driver, api: Api, namespace: Namespace) -> None:
+    driver.started()
+    run(namespace)
+    namespace.running("p", WAIT)
+    api.call("DELETE", path("pods", namespace.name, "p"), {"gracePeriodSeconds": 0})
+    assert driver.handler.wait_called(UNPREPARE, timeout=WAIT)
+
+
+def test_a_pod_deleted_while_no_kubelet_ran_is_unprepared(
+    driver: Driver, cluster: Layout, namespace: Namespace
+) -> None:
+    driver.started()
+    run(namespace)
+    namespace.running("p", WAIT)
+    restart_kubelet(cluster, lambda: namespace.api.delete("pods", namespace.name, "p"))
     assert driver.handler.wait_called(UNPREPARE, timeout=WAIT)
     namespace.wait_pod("p", lambda pod: pod is None, "gone", WAIT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -81,6 +82,16 @@ def test_a_device_without_share_has_none_and_request_names_are_not_repeated(
     (device,) = dra.NodePrepareResources(prepare_request(ref()), timeout=10).claims["uid-1"].devices
     assert list(device.request_names) == ["a", "b"]
     assert not device.HasField("share_id")
+
+
+def test_two_shares_of_one_device_are_two_devices_of_the_answer(node: Node, dra: dra_v1_pb2_grpc.DRAPluginStub) -> None:
+    shares = [replace(device_of("uid-1"), share_id=f"share-{n}", cdi_device_ids=(f"cdi-{n}",)) for n in (1, 2)]
+    node.driver.answers["uid-1"] = shares
+    entry = dra.NodePrepareResources(prepare_request(ref()), timeout=10).claims["uid-1"]
+    assert [(one.device_name, one.share_id, list(one.cdi_device_ids)) for one in entry.devices] == [
+        ("eth1", "share-1", ["cdi-1"]),
+        ("eth1", "share-2", ["cdi-2"]),
+    ]
 
 
 @pytest.mark.bug("B60")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import grpc
 import pytest
 
-from kubeletplugin.api import DeviceHealth, HealthStatus
+from kubeletplugin.api import DeviceHealth, HealthStatus, PreparedDevice
 from kubeletplugin.health import HealthBoard
 from kubeletplugin.healthservice import HEALTH_SERVICES, HealthService
 from kubeletplugin.plugin import Plugin
@@ -190,6 +190,25 @@ def test_pod_status_follows_the_device(node: Node, known: tuple[str, ...]) -> No
             assert plugin.health.wait_for(POOL, "eth1", status)
             shown = kubelet.allocated_resources("default", "claim-1")
             assert {name: word.status for name, word in shown.items()} == {f"{DRIVER}/claim=uid-1": status}
+
+
+def test_shares_of_a_device_are_as_well_as_the_device(node: Node) -> None:
+    node.api.add_claim(ref())
+    node.driver.answers["uid-1"] = [
+        PreparedDevice(("nic",), POOL, "eth1", (f"cdi-{number}",), share_id=f"share-{number}") for number in (1, 2)
+    ]
+    board = HealthBoard(coalesce=0.01)
+    board.report([device()])
+    kubelet = Kubelet(node.registry_dir, node_name=NODE, client=node.api, poll=0.01)  # type: ignore[arg-type]
+    with node.plugin(health=board), kubelet:
+        plugin = kubelet.plugins.wait_registered(DRIVER)
+        kubelet.prepare_pod("pod-1", "default", ["claim-1"])
+        assert plugin.health is not None
+        for status in (HEALTHY, UNHEALTHY):
+            board.report([device(status=status)])
+            assert plugin.health.wait_for(POOL, "eth1", status)
+            shown = kubelet.allocated_resources("default", "claim-1")
+            assert {name: word.status for name, word in shown.items()} == {"cdi-1": status, "cdi-2": status}
 
 
 def test_a_device_is_unknown_without_a_health_service(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tempfile
@@ -163,6 +164,19 @@ def test_a_file_that_a_crash_left_in_pieces_is_written_anew(tmp_path: Path, rest
     file_of(tmp_path, ref()).write_text(rest)
     writer(tmp_path).write(claim(ref()), [device()])
     assert read_file(file_of(tmp_path, ref()))["requests"][0]["devices"][0]["name"] == "eth1"
+
+
+def test_two_drivers_of_one_request_have_a_file_each(tmp_path: Path) -> None:
+    containers = set()
+    for driver in ("a.example.com", "b.example.com"):
+        MetadataWriter(driver, tmp_path / driver, tmp_path / "cdi").write(claim(ref()), [device()])
+        (spec,) = (tmp_path / "cdi").glob(f"{driver}_*.json")
+        (found,) = json.loads(spec.read_text())["devices"]
+        (mount,) = found["containerEdits"]["mounts"]
+        assert read_file(Path(mount["hostPath"]))["requests"][0]["devices"][0]["driver"] == driver
+        containers.add(mount["containerPath"])
+    assert {Path(path).name for path in containers} == {"a.example.com-metadata.json", "b.example.com-metadata.json"}
+    assert len({Path(path).parent for path in containers}) == 1, "where a reader looks for the request"
 
 
 def test_a_driver_that_is_no_cdi_vendor_is_told_at_once(tmp_path: Path) -> None:
