@@ -181,8 +181,11 @@ class Checkpoint:
         if self._identity is None:
             return  # there is no current file, and the second copy may be all there is
         with contextlib.suppress(OSError):
-            self._previous.unlink(missing_ok=True)
-            os.link(self.path, self._previous)
+            try:
+                os.link(self.path, self._previous)
+            except FileExistsError:  # as a rule the temporary file has been made of it
+                self._previous.unlink()
+                os.link(self.path, self._previous)
 
     def _make_reserve(self) -> None:
         """Hold blocks back, so that claims can be undone on a full disk."""

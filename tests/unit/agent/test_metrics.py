@@ -87,3 +87,12 @@ def test_a_port_that_is_taken_is_an_error(metrics: Metrics) -> None:
     port = metrics.serve(0, "127.0.0.1")
     with pytest.raises(OSError, match="in use"):
         Metrics().serve(port, "127.0.0.1")
+
+
+def test_labels_belong_to_their_names_whatever_their_order() -> None:
+    metrics = Metrics()
+    metrics.add("gpudra_requests_total", operation="prepare", outcome="ok")
+    metrics.add("gpudra_requests_total", outcome="ok", operation="prepare")
+    metrics.add("gpudra_requests_total", outcome="prepare", operation="ok")
+    assert sample(metrics, "gpudra_requests_total", operation="prepare", outcome="ok") == 2
+    assert sample(metrics, "gpudra_requests_total", operation="ok", outcome="prepare") == 1
