@@ -59,6 +59,7 @@ def main() -> int:
         node = MockNode.create(folder / "node", "dgx-h100")
         with server.client() as client:
             cluster.create_node(client, NODE_NAME)
+            cluster.create_namespace(client)
             results: dict[str, list[dict[str, float]]] = {}
             candidates = _candidates(options, folder, fast, server, node)
             for number in range(options.rounds):

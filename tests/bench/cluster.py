@@ -18,8 +18,12 @@ _numbers = itertools.count()
 
 
 def create_node(client: KubeClient, name: str) -> None:
-    """The Node object that slices belong to, and the namespace of the claims."""
+    """The Node object that slices belong to."""
     client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+
+
+def create_namespace(client: KubeClient) -> None:
+    """The namespace of the claims; a kube-apiserver makes it too, some time after its start."""
     try:
         client.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
     except ApiError as error:
