@@ -279,6 +279,25 @@ def test_a_new_one_that_cannot_bind_leaves_the_old_one_alone(cluster: Cluster) -
     old.stop()
 
 
+@pytest.mark.bug("B119")
+def test_a_late_wipe_of_the_kubelet_takes_what_is_fresh_and_it_is_back_at_once(cluster: Cluster) -> None:
+    first = cluster.instance(None)
+    first.start()
+    assert first.registered.wait(10)
+    cluster.publish(first)
+    first.stop()
+    second = cluster.instance(None)
+    second.start()
+    assert second.registered.wait(10)
+    cluster.publish(second)
+    (before,) = cluster.slices()
+    # What the timer of the lost connection does when it comes after the new instance has published.
+    cluster.client.delete(SLICES, query={"fieldSelector": f"spec.nodeName={NODE},spec.driver={DRIVER}"})
+    wait_until(lambda: [item["metadata"]["uid"] for item in cluster.slices()] not in ([], [before["metadata"]["uid"]]))
+    assert [item["spec"] for item in cluster.slices()] == [before["spec"]]
+    second.stop()
+
+
 def test_instances_one_after_the_other_keep_the_slices_if_they_are_quick(cluster: Cluster) -> None:
     first = cluster.instance(None)
     first.start()

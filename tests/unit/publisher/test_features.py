@@ -84,6 +84,7 @@ def old(bench_class: Any) -> Iterator[Any]:
             publisher.stop()
 
 
+@pytest.mark.bug("B32")
 def test_only_what_is_kept_is_published(old: Any) -> None:
     driver = Careful()
     publisher = old.publisher()
@@ -94,6 +95,7 @@ def test_only_what_is_kept_is_published(old: Any) -> None:
     assert old.observer.failures == []
 
 
+@pytest.mark.bug("B32")
 def test_an_upgrade_that_ends_watches_without_an_error_is_noticed(old: Any) -> None:
     driver = Careful()
     publisher = old.publisher()
