@@ -113,12 +113,13 @@ class ClaimStatusWriter:
 
     def _failed(self, uid: str, word: Word, message: str, error: ApiError | None) -> None:
         status = error.status if error is not None else None
-        again = status not in _POINTLESS
+        forbidden = error is not None and _is_forbidden(error)
+        again = forbidden or status not in _POINTLESS
         log.warning("the status of claim %s was not written: %s", word[0], message)
         if again:
             delay = self._backoffs.setdefault(uid, Backoff(0.5, RETRY_CAP)).next()
             if error is not None:
-                delay = max(delay, error.retry_after or 0.0, FORBIDDEN_RETRY if status == 403 else 0.0)
+                delay = max(delay, error.retry_after or 0.0, FORBIDDEN_RETRY if forbidden else 0.0)
             self._queue.add(uid, delay)
         else:
             self._done(uid, word)
@@ -156,8 +157,13 @@ def _entry(driver_name: str, device: DeviceStatus) -> JSON:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _is_forbidden(error: ApiError) -> bool:
+    """A missing right on ``resourceclaims/driver`` is answered as an invalid object (422) that names the right."""
+    return error.status == 403 or (error.status == 422 and "resourceclaims/driver" in error.message)
+
+
 def _explain(error: ApiError, driver_name: str) -> str:
-    if error.status != 403:
+    if not _is_forbidden(error):
         return error.message
     return (
         f"{error.message}: the ClusterRole needs patch on resourceclaims/status, and associated-node:patch on"

@@ -129,8 +129,20 @@ def test_a_bad_word_about_one_claim_holds_up_no_other(bench: Bench) -> None:
     assert not again
 
 
-def test_a_missing_permission_says_what_to_add_and_is_not_asked_for_again_soon(bench: Bench) -> None:
-    bench.server.faults.fail(403, "Forbidden", methods=("PATCH",), times=None)
+DRIVER_RIGHT = (
+    'ResourceClaim.resource.k8s.io "claim" is invalid: status.devices: Forbidden: changing status.devices requires '
+    'resource="resourceclaims/driver", verb="[associated-node:patch arbitrary-node:patch]" permission'
+)
+"""What kube-apiserver 1.37 answers to an account without that right."""
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(403, "may not"), (422, DRIVER_RIGHT)], ids=["resourceclaims/status", "resourceclaims/driver"]
+)
+def test_a_missing_permission_says_what_to_add_and_is_not_asked_for_again_soon(
+    bench: Bench, status: int, said: str
+) -> None:
+    bench.server.faults.fail(status, "Refused", message=said, methods=("PATCH",), times=None)
     bench.writer.report(bench.claim(), [ETH1])
     while not bench.failures:
         assert not bench.writer.settled(0.01)
