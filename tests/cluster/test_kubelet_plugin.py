@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,15 @@ from hack.cluster import lifecycle
 from hack.cluster.api import Api, path
 from hack.cluster.layout import NODE_NAME, Layout
 from hack.cluster.scene import Container, Namespace, phase
-from kubeletplugin.api import Claim, DeviceHealth, DeviceMetadata, HealthStatus, PrepareError, PrepareResult
+from kubeletplugin.api import (
+    Claim,
+    DeviceHealth,
+    DeviceMetadata,
+    HealthStatus,
+    PreparedDevice,
+    PrepareError,
+    PrepareResult,
+)
 from kubeletplugin.client import KubeClient
 from kubeletplugin.devicemetadata import KNOWN_VERSIONS, decode_stream
 from kubeletplugin.health import HealthBoard
@@ -40,7 +47,16 @@ class WithMetadata(NetworkDriver):
         prepared = super()._prepare(claim)
         if isinstance(prepared, PrepareError):
             return prepared
-        return [replace(one, metadata=DeviceMetadata({"device": {"string": one.device}})) for one in prepared]
+        return [
+            PreparedDevice(
+                one.requests,
+                one.pool,
+                one.device,
+                one.cdi_device_ids,
+                metadata=DeviceMetadata({"device": {"string": one.device}}),
+            )
+            for one in prepared
+        ]
 
 
 class Driver:
