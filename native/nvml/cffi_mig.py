@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from native.nvml import migvalues
@@ -37,6 +38,15 @@ _PROFILE_NUMBERS = (
 
 class CffiMig(CffiLibrary):
     """The part of the ``Nvml`` Protocol that is about MIG, and the modes of a single GPU."""
+
+    def __init__(self, library_path: str | Path) -> None:
+        super().__init__(library_path)
+        self._partitioned: dict[str | int, tuple[bytes, bytes, GpuSnapshot, GpuSnapshot]] = {}
+
+    def close(self) -> None:
+        """Shut down and unload; safe to repeat."""
+        self._partitioned.clear()
+        super().close()
 
     def compute_instance_profiles(self, address: str, gpu_instance: int) -> tuple[ComputeInstanceProfile, ...]:
         """See the Protocol."""
@@ -103,13 +113,23 @@ class CffiMig(CffiLibrary):
         profiles = ffi.new("door_profiles *")
         lib.door_read_profiles(self._door, batch, position, profiles)
 
-        def read() -> MigReading:
+        def read() -> bytes:
             now = ffi.new("door_mig *")
             lib.door_read_mig(self._door, batch, position, profiles, now)
-            return _reading(now)
+            return raw(now)
 
+        state, stable = migvalues.settle(read)
+        # As for whole GPUs: what is the same as last time, byte for byte, keeps its frozen value.
+        key, now = gpu.address or position, (raw(profiles), state, gpu)
+        known = self._partitioned.get(key)
+        if stable and known is not None and known[:3] == now:
+            return known[3]
         found = tuple(_gpu_profile(profiles.profiles[number]) for number in range(profiles.count))
-        return migvalues.with_mig(gpu, (profiles.code, found), *migvalues.settle(read))
+        reading = _reading(ffi.from_buffer("door_mig *", state))
+        made = migvalues.with_mig(gpu, (profiles.code, found), reading, stable)
+        if stable:
+            self._partitioned[key] = (*now, made)
+        return made
 
 
 def _placement(placement: Any) -> Placement:

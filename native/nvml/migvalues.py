@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from native.nvml.errors import NvmlReturn
 from native.nvml.migtypes import (
@@ -23,6 +23,7 @@ from native.nvml.values import Fields, clean_text
 P2P_CAPABILITY = 1
 GRAPHICS_CAPABILITY = 2
 READINGS_AT_MOST = 6
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _id(thing: GpuInstance | ComputeInstance) -> int:
     return thing.id
 
 
-def settle(read: Callable[[], MigReading]) -> tuple[MigReading, bool]:
+def settle(read: Callable[[], T]) -> tuple[T, bool]:
     """Read until two readings in a row agree: NVML has no generation to compare.
 
     Returns:

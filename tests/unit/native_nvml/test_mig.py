@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from native.nvml import make_backend
 from native.nvml.errors import LibraryUnavailableError, MigActivationError, NvmlError, NvmlReturn
-from native.nvml.migtypes import MigState, Placement
-from native.nvml.migvalues import READINGS_AT_MOST, MigReading, mig_uuid, profile_name, settle
+from native.nvml.migtypes import ComputeInstance, GpuInstance, MigState, Placement
+from native.nvml.migvalues import READINGS_AT_MOST, MigReading, mig_uuid, profile_name, settle, with_compute
 from native.nvml.protocol import Nvml
 from native.nvml.types import GpuSnapshot, NvmlSnapshot
 
@@ -469,3 +473,55 @@ def test_a_gpu_without_partitions_equals_itself_whatever_was_asked(node) -> None
     plain = both(node).gpus[0]
     assert isinstance(plain, GpuSnapshot)
     assert both(node, mig=True).gpus[0] != plain
+
+
+def test_partitions_that_did_not_change_keep_their_frozen_value(split) -> None:
+    library = make_backend(split.library, "cffi")
+    library.open()
+    before = library.snapshot(ADDRESSES).gpus[1]
+    assert library.snapshot(ADDRESSES).gpus[1] is before
+    split.code("nvmlDeviceGetAttributes_v2", NvmlReturn.NO_PERMISSION)
+    changed = library.snapshot(ADDRESSES).gpus[1]
+    assert changed != before
+    split.lines.pop()
+    split.text("nvmlDeviceGetName", b"NVIDIA H200\0", GPU)
+    renamed = library.snapshot(ADDRESSES).gpus[1]
+    assert (renamed.name, renamed.mig) == ("NVIDIA H200", before.mig)
+    library.close()
+
+
+_PLACEMENTS = st.builds(Placement, st.integers(0, 12), st.integers(1, 12))
+_COMPUTE = st.builds(
+    ComputeInstance, st.integers(0, 14), st.integers(0, 7), st.integers(0, 8), _PLACEMENTS, st.none() | st.just("MIG-1")
+)
+
+
+@given(
+    st.lists(st.builds(GpuInstance, st.integers(0, 14), st.integers(0, 67), _PLACEMENTS), unique_by=lambda one: one.id),
+    st.lists(_COMPUTE),
+)
+def test_compute_instances_go_into_their_gpu_instance_and_none_is_lost_or_doubled(
+    instances: list[GpuInstance], compute: list[ComputeInstance]
+) -> None:
+    made = with_compute(instances, compute)
+    assert [one.id for one in made] == sorted(one.id for one in instances)
+    held = [one for instance in made for one in instance.compute_instances]
+    known = {instance.id for instance in instances}
+    assert Counter(held) == Counter(one for one in compute if one.gpu_instance in known)
+    assert all(one.gpu_instance == instance.id for instance in made for one in instance.compute_instances)
+
+
+@given(st.binary(max_size=96))
+def test_any_bytes_make_a_printable_profile_name_or_none(raw: bytes) -> None:
+    name = profile_name(raw)
+    assert name is None or (name.isprintable() and name == name.strip() and name)
+
+
+@given(st.lists(st.integers(0, 2), min_size=READINGS_AT_MOST, max_size=READINGS_AT_MOST))
+def test_a_reading_is_believed_only_if_the_one_before_it_was_the_same(numbers: list[int]) -> None:
+    left = iter(numbers)
+    value, stable = settle(lambda: next(left))
+    used = numbers[: len(numbers) - len(list(left))]
+    assert value == used[-1]
+    assert stable == (used[-1] == used[-2])
+    assert all(a != b for a, b in itertools.pairwise(used[:-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -506,3 +507,73 @@ def test_partitions_are_read_through_the_session_where_they_are_asked_for(split,
     session = session_of(split)
     assert [gpu.mig is not None for gpu in session.snapshot(ADDRESSES).gpus] == [False, True, False, False]
     assert [gpu.mig is not None for gpu in session.snapshot(None, mig=True).gpus] == [True, True, True, True]
+
+
+@pytest.mark.bug("B14")
+@pytest.mark.parametrize("call", ["nvmlDeviceGetGpuInstances", "nvmlDeviceGetMigDeviceHandleByIndex"])
+def test_a_walk_over_partitions_that_hangs_costs_its_gpu_only(split, session_of: MakeSession, call: str) -> None:
+    session = session_of(split, call_timeout=QUICK)
+    split.hang(call, GPU)
+    assert wedged(session.snapshot(ADDRESSES, deadline=20)) == [GPU]
+    assert session.wedged[0].call == call
+
+
+class Resting:
+    """A companion that only notes what it is asked."""
+
+    def __init__(self, *, rests: bool = True) -> None:
+        self.asked: list[str] = []
+        self._rests = rests
+
+    def rest(self, timeout: float) -> bool:
+        assert timeout > 0
+        self.asked.append("rest")
+        return self._rests
+
+    def go_on(self) -> None:
+        self.asked.append("go on")
+
+
+@pytest.mark.bug("B11")
+@pytest.mark.parametrize("rests", [True, False])
+@pytest.mark.parametrize("code", [NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND, NvmlReturn.GPU_IS_LOST])
+def test_nvml_is_initialised_anew_for_a_gpu_it_does_not_know_while_others_rest(
+    node, session_of: MakeSession, code: int, rests: bool
+) -> None:
+    session = session_of(node, renew_after=3600.0)
+    companion = Resting(rests=rests)
+    session.accompany(companion)
+    session.snapshot(ADDRESSES)
+    assert companion.asked == []
+    node.code("nvmlDeviceGetHandleByPciBusId_v2", code, GPU)
+    for _ in range(3):
+        assert session.snapshot(ADDRESSES).gpus[1].codes == {"handle": code}
+    assert companion.asked == ["rest", "go on"]
+    node.mend()
+    assert session.snapshot(ADDRESSES).gpus[1].codes == {}
+    node.code("nvmlDeviceGetHandleByPciBusId_v2", code, GPU)
+    session.snapshot(ADDRESSES)
+    assert companion.asked == ["rest", "go on"] * 2
+
+
+def test_nvml_is_initialised_anew_ever_more_rarely(
+    node, session_of: MakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from native.nvml import session as module
+
+    clock = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    session = session_of(node, renew_after=60.0)
+    companion = Resting()
+    session.accompany(companion)
+    node.code("nvmlDeviceGetHandleByPciBusId_v2", NvmlReturn.NOT_FOUND, GPU)
+    renewed = []
+    for _ in range(400):
+        before = len(companion.asked)
+        session.snapshot(ADDRESSES)
+        if len(companion.asked) > before:
+            renewed.append(clock[0] - 1000.0)
+        clock[0] += 10.0
+    assert renewed[:5] == [0.0, 60.0, 180.0, 420.0, 900.0]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(renewed)]
+    assert max(pauses) == 600.0
