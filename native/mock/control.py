@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ EVENT_TYPES: Final = {
 }
 """Names of the event types of nvml.h."""
 PROCESS_KINDS: Final = {"compute": 0, "graphics": 1, "mps": 2}
+
+NUMBERS: Final = frozenset(member.name for member in GPU.fields if member.kind == "i64" and member.count == 1)
+"""The numbers of a GPU that can be set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,31 @@ class NodeFile:
         with self._locked():
             self._write(*pieces, (HEADER.offset("rule_count"), struct.pack("=q", len(given))))
 
+    def rules(self) -> list[Failure]:
+        """The failures that stand."""
+        data = self._read(HEADER.size, RULE.size * layout.RULE_CAPACITY)
+        places = (data[place * RULE.size : (place + 1) * RULE.size] for place in range(layout.RULE_CAPACITY))
+        return [self._failure(record) for record in places if record[0]]
+
+    def _failure(self, record: bytes) -> Failure:
+        def number(name: str) -> int:
+            return int(struct.unpack_from("=q", record, RULE.offset(name))[0])
+
+        gpu, times, until = number("gpu"), number("times"), number("until_ns")
+        return Failure(
+            record[:64].rstrip(b"\0").decode(),
+            number("code"),
+            self._addresses[gpu] if gpu >= 0 else None,
+            number("delay_ms"),
+            after=number("after"),
+            times=None if times < 0 else times,
+            probability=number("probability") / 1_000_000,
+            seed=number("seed"),
+            sticky=number("sticky") == 1,
+            seconds=max((until - time.time_ns()) / 1e9, 0.0) if until else None,
+            version=number("version"),
+        )
+
     def add_event(self, address: str, kind: int, data: int, gi: int | None, ci: int | None) -> None:
         """Let something happen on a GPU; whoever waits for it wakes.
 
@@ -246,7 +275,7 @@ class NodeFile:
 
 
 def _number(field: str) -> int:
-    if field not in {member.name for member in GPU.fields if member.kind == "i64" and member.count == 1}:
+    if field not in NUMBERS:
         raise KeyError(field)
     return GPU.offset(field)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from native.mock import build, hotplug, profile, profiles, tree
+from native.mock import build, control, hotplug, profile, profiles, tree
 from native.mock.control import EVENT_TYPES, GpuInstance, NodeFile, Process
 from native.mock.layout import Text
 from native.mock.profile import Failure, Profile
@@ -195,6 +195,15 @@ class MockNode:
             ValueError: too many, or one names a GPU that the node does not have.
         """
         self._file.set_rules(failures)
+
+    def failures(self) -> list[Failure]:
+        """The failures that stand, in the order they are tried; ``seconds`` is what is left of them."""
+        return self._file.rules()
+
+    @staticmethod
+    def numbers() -> list[str]:
+        """The names that ``set_number`` takes."""
+        return sorted(control.NUMBERS)
 
     def set_number(self, address: str, field: str, value: int) -> None:
         """Set a number of a GPU: a field of ``native.mock.layout.GPU``, in NVML's units; -1 is not supported.

@@ -68,6 +68,43 @@ static void with_room(void)
 {{
 {calls(functions, room=True)}
 }}
+/* Every call with a handle of each kind, alive and dead; gives how often something went wrong that must not. */
+static int divide(void)
+{{
+    nvmlReturn_t status;
+    nvmlGpuInstance_t gi;
+    nvmlComputeInstance_t ci;
+    nvmlComputeInstanceInfo_t info;
+    nvmlDevice_t parent = device;
+    unsigned int mode = 0, pending = 0;
+    if (nvmlDeviceGetMigMode(parent, &mode, &pending) != NVML_SUCCESS)
+        return 0;
+    if (nvmlDeviceSetMigMode(parent, 1, &status) || status || nvmlDeviceCreateGpuInstance(parent, 0, &gi))
+        return 1;
+    clear();
+    for (unsigned int profile = 0; profile < 9; ++profile)
+        (void)nvmlGpuInstanceCreateComputeInstance(gi, profile, &ci);
+    if (nvmlGpuInstanceGetComputeInstanceById(gi, 0, &ci) || nvmlComputeInstanceGetInfo_v2(ci, &info))
+        return 2;
+    device = info.device;
+    puts("# mig device");
+    with_nothing();
+    with_room();
+    for (unsigned int id = 0; id < 8; ++id)
+        if (nvmlGpuInstanceGetComputeInstanceById(gi, id, &ci) == NVML_SUCCESS && nvmlComputeInstanceDestroy(ci))
+            return 3;
+    if (nvmlGpuInstanceDestroy(gi) != NVML_SUCCESS)
+        return 4;
+    with_room();
+    for (unsigned int bit = 0; bit < 64; ++bit) {{
+        device = (nvmlDevice_t)((unsigned long)info.device ^ 1UL << bit);
+        (void)nvmlDeviceGetUUID(device, room, 96);
+        (void)nvmlGpuInstanceDestroy((nvmlGpuInstance_t)device);
+        (void)nvmlComputeInstanceGetInfo_v2((nvmlComputeInstance_t)device, &info);
+    }}
+    device = parent;
+    return nvmlDeviceSetMigMode(parent, 0, &status) || status ? 5 : 0;
+}}
 int main(void)
 {{
     unsigned int count = 0;
@@ -83,6 +120,9 @@ int main(void)
             return 2;
         with_nothing();
         with_room();
+        const int wrong = divide();
+        if (wrong)
+            return 10 + wrong;
     }}
     nvmlEventSet_t set;
     nvmlEventData_t event;
@@ -128,13 +168,13 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("profile", ["dgx-h100", "gb200", "gb10", "rtx-pro-6000"])
+@pytest.mark.parametrize("profile", ["dgx-h100", "gb200", "gb10", "rtx-pro-6000", "a30"])
 def test_no_call_touches_memory_it_should_not(profile: str, tmp_path: Path, driver: Path) -> None:
     node = MockNode.create(tmp_path / "root", profile)  # of the test's own: some calls change it
     environment = {**os.environ, **node.environment}
     done = subprocess.run([driver], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    before, without, device = done.stdout.split("# ")[1:]
+    before, without, device = done.stdout.split("# ")[1:4]
     codes = {line.split()[1] for line in before.splitlines()[1:] if not line.startswith("nvmlInit")}
     assert codes == {"1"}, "before init everything is uninitialised"
     about_gpu = [line for line in without.splitlines() if line.startswith("nvmlDeviceGet")]

@@ -209,6 +209,28 @@ nvmlReturn_t impl_nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t
     return give_clock(mock_gpu(device)->max_clocks, type, clock);
 }
 
+/* What every data centre board says: no display, no accounting, one GPU to a bridge. */
+#define CONSTANT_GETTER(function, type, value)                                               \
+    nvmlReturn_t impl_##function(nvmlDevice_t device, type *out)                             \
+    {                                                                                        \
+        (void)device;                                                                        \
+        MOCK_GIVE(out, value);                                                               \
+    }
+
+CONSTANT_GETTER(nvmlDeviceGetDisplayActive, nvmlEnableState_t, 0)
+CONSTANT_GETTER(nvmlDeviceGetDisplayMode, nvmlEnableState_t, 0)
+CONSTANT_GETTER(nvmlDeviceGetAccountingMode, nvmlEnableState_t, 0)
+CONSTANT_GETTER(nvmlDeviceGetAccountingBufferSize, unsigned int, 4000)
+CONSTANT_GETTER(nvmlDeviceGetPcieReplayCounter, unsigned int, 0)
+
+nvmlReturn_t impl_nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounter_t counter, unsigned int *value)
+{
+    (void)device;
+    if ((unsigned int)counter >= NVML_PCIE_UTIL_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    MOCK_GIVE(value, 0);
+}
+
 /* Settings. Each is one number, so no lock is needed; who may only read the node may not set anything. */
 nvmlReturn_t impl_nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode)
 {
