@@ -8,15 +8,15 @@ library has never heard of is neither refused nor lost.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
+
+import msgspec
 
 JSON: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRef:
+class ClaimRef(msgspec.Struct, frozen=True):
     """What the kubelet names a claim by. ``uid`` is the identity; the names may be reused by another claim."""
 
     namespace: str
@@ -27,8 +27,7 @@ class ClaimRef:
         return f"{self.namespace}/{self.name} (uid {self.uid})"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """A ResourceClaim as the API server gave it: allocated, and of the UID that the kubelet asked for."""
 
     ref: ClaimRef
@@ -36,18 +35,16 @@ class Claim:
     """The whole object (resource.k8s.io/v1). Results and configs of other drivers are in it: filter by driver."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMetadata:
+class DeviceMetadata(msgspec.Struct, frozen=True):
     """What containers are to know of a device (KEP-5304); both fields as in resource.k8s.io/v1."""
 
-    attributes: Mapping[str, JSON] = field(default_factory=dict)
+    attributes: Mapping[str, JSON] = msgspec.field(default_factory=dict)
     """Name -> ``{"string": ...}``, ``{"int": ...}``, ``{"bool": ...}`` or ``{"version": ...}``. At most 32."""
     network_data: JSON | None = None
     """``interfaceName``, ``ips``, ``hardwareAddress``."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDevice:
+class PreparedDevice(msgspec.Struct, frozen=True):
     """One allocated device that is ready for containers (``Device`` of the kubelet's DRA gRPC API)."""
 
     requests: tuple[str, ...]
@@ -75,8 +72,7 @@ class PrepareError(Exception):
         self.permanent = permanent
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStatus:
+class DeviceStatus(msgspec.Struct, frozen=True):
     """What a driver says in a claim's ``status.devices`` about one allocated device (KEP-4817)."""
 
     pool: str
@@ -109,8 +105,7 @@ class Handler(Protocol):
         """Undo it; keyed by claim UID. A claim that was never prepared is a success. The claim may be gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True):
     """The content of one ResourceSlice: either devices or shared counters (resource.k8s.io/v1, never both)."""
 
     devices: tuple[JSON, ...] = ()
@@ -123,8 +118,7 @@ class Slice:
     """Which attribute names the type of a partition (1.37, feature gate DRAPartitionableDevicesType)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(msgspec.Struct, frozen=True):
     """All slices of one pool, in the order the scheduler is to read them."""
 
     slices: tuple[Slice, ...]
@@ -144,8 +138,7 @@ class HealthStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
+class DeviceHealth(msgspec.Struct, frozen=True):
     """What a check found out about one device. It goes into pod status only: taints are the driver's to publish."""
 
     pool: str
@@ -159,8 +152,7 @@ class DeviceHealth:
     """The word holds for so long; then the device counts as Unknown until there is another. At least 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedFields:
+class DroppedFields(msgspec.Struct, frozen=True):
     """The API server kept less than it was given: a feature gate is off."""
 
     pool: str
@@ -171,8 +163,7 @@ class DroppedFields:
     """The gates that are known to govern these fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishFailure:
+class PublishFailure(msgspec.Struct, frozen=True):
     """A pool could not be written. Other pools still go out."""
 
     pool: str
@@ -230,8 +221,7 @@ class NullObserver:
         """Ignore."""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverResources:
+class DriverResources(msgspec.Struct, frozen=True):
     """Everything that a driver publishes from this node: pool name -> pool. An absent pool is deleted."""
 
-    pools: Mapping[str, Pool] = field(default_factory=dict)
+    pools: Mapping[str, Pool] = msgspec.field(default_factory=dict)

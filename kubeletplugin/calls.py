@@ -12,8 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
 
 from kubeletplugin.api import Claim, ClaimRef, Handler, Observer, PreparedDevice, PrepareError
 from kubeletplugin.claims import ClaimReader, check_ref, fetch_claim
@@ -40,8 +41,7 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One RPC: when it came, until when an answer is of use, and whether the caller is still there."""
 
     kind: str
@@ -233,7 +233,7 @@ class ClaimCalls:
             # One mount is enough for each request, wherever it is asked for: the first device brings it.
             bases = dict.fromkeys(request.partition("/")[0] for request in device.requests)
             extra = tuple(names.pop(base) for base in bases if base in names)
-            devices.append(replace(device, cdi_device_ids=(*device.cdi_device_ids, *extra)))
+            devices.append(msgspec.structs.replace(device, cdi_device_ids=(*device.cdi_device_ids, *extra)))
         return devices
 
     def _unprepare_batch(self, batch: list[ClaimRef]) -> Mapping[str, Outcome]:

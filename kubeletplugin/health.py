@@ -8,13 +8,14 @@ would otherwise renew what a silent check once said. Source: KEP-4680, k8s.io/ku
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from kubeletplugin.api import DeviceHealth, HealthStatus, NullObserver, Observer
 
@@ -80,7 +81,7 @@ class HealthBoard:
                 raise ValueError(f"health of {device.device}: timeout_seconds is {device.timeout_seconds}, below 1")
             if key in words:
                 raise ValueError(f"health of {device.device} in pool {device.pool} is reported twice")
-            words[key] = dataclasses.replace(device, message=cut_message(device.message))
+            words[key] = msgspec.structs.replace(device, message=cut_message(device.message))
         with self._changed:
             self._sources[source] = _Source(words, self._clock())
             self._reports += 1
@@ -201,13 +202,13 @@ class HealthStream:
 
 def _content(device: DeviceHealth) -> DeviceHealth:
     """Without the time of the check, which is different each time and no news."""
-    return dataclasses.replace(device, checked_at=0.0)
+    return msgspec.structs.replace(device, checked_at=0.0)
 
 
 def _outdated(device: DeviceHealth, source: str) -> DeviceHealth:
     name = f"health check {source}" if source else "the health check"
     message = f"{name} has not answered for more than {device.timeout_seconds} s; its last word was {device.status}"
-    return dataclasses.replace(device, status=HealthStatus.UNKNOWN, message=cut_message(message))
+    return msgspec.structs.replace(device, status=HealthStatus.UNKNOWN, message=cut_message(message))
 
 
 def cut_message(text: str) -> str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import msgspec
 
 from kubeletplugin.proto import registration_v1_pb2, registration_v1_pb2_grpc
 
@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 INSTANCE_SERVICE = "kubeletplugin.Instance"
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbour:
+class Neighbour(msgspec.Struct, frozen=True):
     """A plugin that answers from a registration socket."""
 
     socket: Path

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import msgspec
 
 from kubeletplugin.api import Observer
 from kubeletplugin.operation import operation
@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 PLUGIN_TYPE = "DRAPlugin"
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationStatus:
+class RegistrationStatus(msgspec.Struct, frozen=True):
     """The kubelet's last word; ``None`` in ``Registered.status`` means that it has not spoken yet."""
 
     ok: bool

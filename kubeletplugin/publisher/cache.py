@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from kubeletplugin.api import JSON
 from kubeletplugin.client import WatchEvent
@@ -18,8 +19,7 @@ from kubeletplugin.publisher.plan import pool_of
 _MAX_GONE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """What others did: the pools that are touched, and whether a slice vanished (the Node may have, too)."""
 
     pools: frozenset[str] = frozenset()

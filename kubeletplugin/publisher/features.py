@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from kubeletplugin.api import JSON, DriverResources
 from kubeletplugin.client import ApiError, KubeClient
@@ -43,8 +44,7 @@ SPEC_PROBES: Mapping[str, JSON] = {"DRAOptionalNodeOperations": {"skipNodeOperat
 """Feature gate -> fields of the slice's ``spec``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(msgspec.Struct, frozen=True):
     """The feature gates that are on, of those that can be asked for, and the server that was asked."""
 
     gates: frozenset[str]

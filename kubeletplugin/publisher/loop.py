@@ -6,12 +6,13 @@ written or deleted before the first ``update``, and nothing is deleted by stoppi
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import random
 import threading
 from collections.abc import Callable
 from functools import partial
+
+import msgspec
 
 from kubeletplugin.api import JSON, DriverResources, DroppedFields, NullObserver, Observer, Pool, PublishFailure, Slice
 from kubeletplugin.backoff import Backoff
@@ -379,7 +380,7 @@ class Publisher:
         for index, piece in enumerate(pool.slices):
             wanted, stored = self._adopted.get((name, index), (None, piece))
             pieces.append(stored if wanted == piece else piece)
-        return dataclasses.replace(pool, slices=tuple(pieces))
+        return msgspec.structs.replace(pool, slices=tuple(pieces))
 
     def _stored(self, name: str, pool: Pool) -> Stored:
         """Called after each write: adopt what the server left out, or we would write it again for ever."""

@@ -8,7 +8,8 @@ carry the same generation (the scheduler would combine them).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from kubeletplugin.api import JSON, Pool, Slice
 from kubeletplugin.publisher.diff import differences, keep_time_added
@@ -17,8 +18,7 @@ from kubeletplugin.publisher.naming import decode_index, generate_name, index_le
 API_VERSION = "resource.k8s.io/v1"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """Whose slices these are: they go when this object goes. Without a ``name`` nobody owns them."""
 
     driver_name: str
@@ -40,16 +40,14 @@ class Owner:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """One slice to write: ``index`` in the pool and the whole object to send."""
 
     index: int
     document: JSON
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """Deletes first, then updates, then creates. Empty: the pool is as desired."""
 
     generation: int
@@ -63,13 +61,12 @@ class Plan:
         return len(self.deletes) + len(self.updates) + len(self.creates)
 
 
-@dataclass(slots=True)
-class _Sorted:
+class _Sorted(msgspec.Struct):
     """Stored slices of a pool: by position where they have one, and those that have none any more."""
 
     generation: int = 0
-    by_index: dict[int, JSON] = field(default_factory=dict)
-    obsolete: list[JSON] = field(default_factory=list)
+    by_index: dict[int, JSON] = msgspec.field(default_factory=dict)
+    obsolete: list[JSON] = msgspec.field(default_factory=list)
 
 
 def pool_of(document: JSON) -> str:

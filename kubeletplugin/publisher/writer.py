@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
+
+import msgspec
 
 from kubeletplugin.api import JSON, Pool
 from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
@@ -112,7 +113,7 @@ class PoolWriter:
         if self._reads_node:
             if uid is None:
                 return False
-            owner = replace(owner, uid=uid)
+            owner = msgspec.structs.replace(owner, uid=uid)
         return not plan_pool(name, pool, self._cache.pool(name), owner).writes
 
     def _rehearse(self, plan: Plan) -> None:
@@ -138,7 +139,7 @@ class PoolWriter:
             node = self._client.get(f"/api/v1/nodes/{self._template.name}")
             uid = str(node["metadata"]["uid"])
             self._node_uid, self._node_read = uid, self._clock.monotonic()
-        return replace(self._template, uid=uid)
+        return msgspec.structs.replace(self._template, uid=uid)
 
     def _update(self, document: JSON, query: Mapping[str, str]) -> JSON:
         name = document["metadata"]["name"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from kubeletplugin.api import Claim, ClaimRef, PreparedDevice, PrepareError, PrepareResult
 from kubeletplugin.operation import operation_id
