@@ -30,6 +30,8 @@ from kubeletplugin.sockets import SocketError
 from native.devnodes import read_node
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kubeletplugin.healthserver import HealthServer
     from native.uevents import UeventWatcher
 
@@ -70,7 +72,7 @@ class Agent:
         self._plugin = Plugin(
             settings.driver_name,
             settings.node_name,
-            ClaimHandler(self._preparer, self._metrics),
+            ClaimHandler(self._preparer, self._metrics, self._say),
             client=self._client,
             plugins_dir=Path(settings.plugins_dir),
             registry_dir=Path(settings.registry_dir),
@@ -240,6 +242,10 @@ class Agent:
         self._plugin.publish(resources(pool))
 
     # claims
+
+    def _say(self, ref: api.ClaimRef, devices: Sequence[api.DeviceStatus]) -> None:
+        """Tell people which hardware a claim got; in the background, nothing waits for it."""
+        self._plugin.report_status(ref, devices)
 
     def _make_preparer(self) -> Preparer:
         settings = self._settings

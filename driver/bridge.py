@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from driver.metrics import Deferred, Metrics
-from driver.prepare import ClaimError, ClaimRef, Preparer
+from driver.prepare import ClaimError, ClaimRecord, ClaimRef, Preparer
 from driver.publish import PoolDocument
 from kubeletplugin import api
 
@@ -35,12 +35,23 @@ def count_prepared(preparer: Preparer, metrics: Deferred) -> None:
     metrics.tell(tell)
 
 
-class ClaimHandler:
-    """The plugin library's ``Handler`` over the driver's ``Preparer``."""
+Say: TypeAlias = Callable[[api.ClaimRef, Sequence[api.DeviceStatus]], None]
+"""Takes what is to be said in a claim's status; returns at once."""
 
-    def __init__(self, preparer: Preparer, metrics: Deferred) -> None:
+
+class ClaimHandler:
+    """The plugin library's ``Handler`` over the driver's ``Preparer``.
+
+    Args:
+        preparer: does the work.
+        metrics: told how much is prepared.
+        say: tells people which hardware a claim has; ``None`` says nothing.
+    """
+
+    def __init__(self, preparer: Preparer, metrics: Deferred, say: Say | None = None) -> None:
         self._preparer = preparer
         self._metrics = metrics
+        self._say = say
 
     def prepare(self, claims: Sequence[api.Claim]) -> Mapping[str, api.PrepareResult]:
         """Make the devices of each claim ready."""
@@ -57,7 +68,18 @@ class ClaimHandler:
                 api.PreparedDevice(d.requests, d.pool, d.device, d.cdi_device_ids, d.share_id) for d in answer
             ]
         count_prepared(self._preparer, self._metrics)
+        self._tell([claim.ref for claim in claims if not isinstance(results[claim.ref.uid], api.PrepareError)])
         return results
+
+    def _tell(self, prepared: Sequence[api.ClaimRef]) -> None:
+        """The API server forgets it with the allocation, so nothing has to be said when a claim is unprepared."""
+        if self._say is None:
+            return
+        records = {record.ref.uid: record for record in self._preparer.prepared()}
+        for ref in prepared:
+            record = records.get(ref.uid)
+            if record is not None and record.devices:
+                self._say(ref, device_statuses(record))
 
     def unprepare(self, claims: Sequence[api.ClaimRef]) -> Mapping[str, api.PrepareError | None]:
         """Undo claims."""
@@ -70,6 +92,16 @@ class ClaimHandler:
                 log.warning("cannot unprepare claim %s: %s", ref, answer)
         count_prepared(self._preparer, self._metrics)
         return {uid: None if answer is None else _error(answer) for uid, answer in answers.items()}
+
+
+def device_statuses(record: ClaimRecord) -> list[api.DeviceStatus]:
+    """Which hardware stands behind the devices of a claim; one entry for a device that several requests name."""
+    statuses: dict[tuple[str, str, str | None], api.DeviceStatus] = {}
+    for device in record.devices:
+        data: api.JSON = {"uuid": device.uuid, "pciBusID": device.address}
+        key = device.pool, device.device, device.share_id
+        statuses[key] = api.DeviceStatus(device.pool, device.device, device.share_id, data=data)
+    return list(statuses.values())
 
 
 def _error(error: ClaimError) -> api.PrepareError:

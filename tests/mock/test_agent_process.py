@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -53,6 +54,21 @@ def test_it_registers_publishes_and_prepares_what_was_allocated(scene: Scene) ->
     assert "NVIDIA_VISIBLE_DEVICES=void" in written["containerEdits"]["env"]
     scene.unprepare("four")
     assert scene.specs() == []
+
+
+def test_the_status_of_a_claim_says_which_gpu_it_got(scene: Scene) -> None:
+    running(scene)
+    scene.claim("one")
+    scene.prepare("one")
+
+    def said() -> Any:
+        return scene.client.get(f"{CLAIMS}/one")["status"].get("devices")
+
+    (entry,) = scene.until(said, "the claim's status")
+    published = {device["name"]: device["attributes"] for device in scene.devices()}[entry["device"]]
+    assert entry["driver"] == DRIVER
+    assert entry["data"]["uuid"] == published["uuid"]["string"]
+    assert entry["data"]["pciBusID"] == published["resource.kubernetes.io/pciBusID"]["string"]
 
 
 def test_an_ordinary_end_removes_its_sockets_and_leaves_the_slices(scene: Scene) -> None:

@@ -124,6 +124,43 @@ def test_unprepare_answers_for_every_claim(handler: ClaimHandler, preparer: Fake
     assert answers["uid-2"].reason == "WriteFailed"
 
 
+def device_record(device: str, request: str = "gpu", share: str | None = None) -> DeviceRecord:
+    return DeviceRecord(
+        request=request,
+        pool="pool",
+        device=device,
+        share_id=share,
+        admin_access=False,
+        address="0000:1b:00.0",
+        uuid=f"GPU-{device}",
+        cdi_device=f"c-{device}",
+    )
+
+
+def test_the_hardware_of_a_prepared_claim_is_said_once_for_each_device(
+    preparer: FakePreparer, deferred: Deferred
+) -> None:
+    said: list[tuple[api.ClaimRef, Any]] = []
+    handler = ClaimHandler(preparer, deferred, lambda ref, devices: said.append((ref, devices)))  # type: ignore[arg-type]
+    preparer.answers = {"uid-1": (), "uid-2": ClaimError("no", Reason.UNSUPPORTED_CONFIG, permanent=True)}
+    devices = (device_record("a"), device_record("a", "again"), device_record("b", share="s1"))
+    preparer.records = tuple(
+        ClaimRecord(ref=ClaimRef(one.namespace, one.name, one.uid), phase=Phase.PREPARED, devices=devices)
+        for one in (ONE, TWO)
+    )
+    handler.prepare(claims(ONE, TWO))
+    data = [{"uuid": "GPU-a", "pciBusID": "0000:1b:00.0"}, {"uuid": "GPU-b", "pciBusID": "0000:1b:00.0"}]
+    assert said == [
+        (ONE, [api.DeviceStatus("pool", "a", data=data[0]), api.DeviceStatus("pool", "b", "s1", data=data[1])])
+    ], "and nothing of a claim that failed"
+
+
+def test_a_claim_without_devices_of_ours_says_nothing(preparer: FakePreparer, deferred: Deferred) -> None:
+    handler = ClaimHandler(preparer, deferred, lambda _ref, _devices: pytest.fail("said"))  # type: ignore[arg-type]
+    preparer.answers = {"uid-1": ()}
+    handler.prepare(claims(ONE))
+
+
 def test_what_is_prepared_is_counted_from_the_records(
     preparer: FakePreparer, deferred: Deferred, metrics: Metrics
 ) -> None:

@@ -53,6 +53,13 @@ def test_role_binding_policy_and_daemonset_name_the_same_service_account(pod: di
 def test_the_agent_s_rights_are_these_and_no_others() -> None:
     assert kind("rbac.yaml", "ClusterRole")["rules"] == [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["patch"]},
+        {
+            "apiGroups": ["resource.k8s.io"],
+            "resources": ["resourceclaims/driver"],
+            "resourceNames": ["gpu.nvidia.com"],
+            "verbs": ["associated-node:patch"],
+        },
         {
             "apiGroups": ["resource.k8s.io"],
             "resources": ["resourceslices"],
