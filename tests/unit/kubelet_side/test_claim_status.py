@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kubeletplugin.api import ClaimRef, DeviceStatus
 from kubeletplugin.claimstatus import ClaimStatusWriter, document
+from kubeletplugin.plugin import Plugin
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
+from kubeletplugin.testing.handler import FaultyHandler
 
 DRIVER = "net.example.com"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -161,3 +165,21 @@ def test_stopping_does_not_wait_for_what_cannot_be_written(bench: Bench) -> None
     bench.writer.stop()
     bench.writer.report(bench.claim("late"), [ETH1])
     assert bench.stored("late") == []
+
+
+def test_a_plugin_says_it_and_is_silent_once_it_is_stopped(bench: Bench, root: Path) -> None:
+    plugin = Plugin(
+        DRIVER,
+        "node-1",
+        FaultyHandler(),
+        client=bench.client,
+        plugins_dir=root / "plugins",
+        registry_dir=root / "plugins_registry",
+    )
+    first, second = bench.claim("first"), bench.claim("second")
+    with plugin:
+        plugin.report_status(first, [ETH1])
+        while not bench.stored("first"):
+            threading.Event().wait(0.01)
+    plugin.report_status(second, [ETH1])
+    assert bench.stored("second") == []
