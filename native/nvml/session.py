@@ -195,7 +195,7 @@ class NvmlSession:
                     snapshot = self._read(asked, end, deadline, mig)
                     if not self._to_be_renewed(snapshot):
                         return snapshot
-                    return self._renewed(lambda: self._read(asked, end, deadline, mig))
+                    return self._renewed(lambda: self._read(asked, end, deadline, mig), end)
                 except _StuckError as stuck:
                     self._give_up(stuck)
 
@@ -286,11 +286,11 @@ class NvmlSession:
         logger.info("NVML does not know GPU %s: initialising it anew", ", ".join(sorted(gone)))
         return True
 
-    def _renewed(self, read: Callable[[], NvmlSnapshot]) -> NvmlSnapshot:
+    def _renewed(self, read: Callable[[], NvmlSnapshot], end: float) -> NvmlSnapshot:
         resting = list(self._companions)
         try:
             for companion in resting:
-                if not companion.rest(REST_AT_MOST):
+                if not companion.rest(max(0.0, min(REST_AT_MOST, end - time.monotonic()))):
                     logger.warning("NVML stays initialised: events are still waited for in a call that does not end")
             with self._state:
                 if self._worker is not None:

@@ -274,7 +274,7 @@ class EventWatcher:
 
     def _pause(self, seconds: float) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: self._closing or self._resting or self._changed, seconds)
+            self._condition.wait_for(lambda: self._closing or self._resting, seconds)
 
     def _shut(self) -> None:
         backend = self._backend

@@ -413,3 +413,53 @@ def test_what_is_watched_by_default_are_the_signs_of_ill_health() -> None:
     assert HEALTH_EVENTS & EventType.GPU_RECOVERY_ACTION
     assert not HEALTH_EVENTS & (EventType.CLOCK | EventType.PSTATE | EventType.SINGLE_BIT_ECC_ERROR)
     assert issubclass(LibraryUnavailableError, NvmlError)
+
+
+@pytest.mark.bug("B110")
+def test_gpus_that_come_while_there_is_no_driver_make_no_busy_loop(node) -> None:
+    looked: list[float] = []
+
+    def find() -> Path:
+        looked.append(time.monotonic())
+        raise LibraryUnavailableError("find_library", NvmlReturn.LIBRARY_NOT_FOUND, "nothing here")
+
+    watcher = EventWatcher(find, lambda _event: None, retry_after=0.1)
+    watcher.watch(ADDRESSES[:1])
+    watcher.start()
+    for count in range(1, 4):
+        watcher.watch(ADDRESSES[:count])
+        threading.Event().wait(0.1)
+    assert watcher.close(20)
+    assert 1 <= len(looked) <= 4
+
+
+def test_a_resting_watcher_holds_no_library_and_goes_on_afterwards(
+    node, watcher_of: MAKER, heard: Heard, until
+) -> None:
+    watcher = watcher_of(node)
+    until(watched(watcher, *ADDRESSES))
+    assert watcher.rest(20)
+    assert str(node.library) not in Path("/proc/self/maps").read_text()
+    assert watcher.rest(0)
+    watcher.go_on()
+    node.event(GPU, XID, 79)
+    until(lambda: heard.xids() == [(GPU, 79)])
+
+
+def test_a_watcher_that_is_stuck_cannot_rest_and_says_so(node, watcher_of: MAKER, until) -> None:
+    watcher = watcher_of(node)
+    until(watched(watcher, *ADDRESSES))
+    node.hang("nvmlEventSetWait_v2", "-")
+    until(lambda: (call := watcher.progress()) is not None and call.call == "nvmlEventSetWait_v2")
+    until(lambda: watcher.alive_at is not None and time.monotonic() - watcher.alive_at > 0.5)
+    assert watcher.rest(0.1) is False
+    watcher.go_on()
+    node.mend()
+    until(watched(watcher, *ADDRESSES))
+
+
+def test_a_watcher_is_closed_while_it_rests(node, watcher_of: MAKER, until) -> None:
+    watcher = watcher_of(node)
+    until(watched(watcher, *ADDRESSES))
+    assert watcher.rest(20)
+    assert watcher.close(20)

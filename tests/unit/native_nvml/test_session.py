@@ -526,7 +526,7 @@ class Resting:
         self._rests = rests
 
     def rest(self, timeout: float) -> bool:
-        assert timeout > 0
+        assert 0 < timeout <= 5
         self.asked.append("rest")
         return self._rests
 
