@@ -243,9 +243,12 @@ class Agent:
 
     # claims
 
-    def _say(self, ref: api.ClaimRef, devices: Sequence[api.DeviceStatus]) -> None:
-        """Tell people which hardware a claim got; in the background, nothing waits for it."""
-        self._plugin.report_status(ref, devices)
+    def _say(self, claim: api.Claim, devices: Sequence[api.DeviceStatus]) -> None:
+        """Tell people which hardware a claim got, once; in the background, nothing waits for it."""
+        from kubeletplugin.claimstatus import is_said
+
+        if not is_said(self._settings.driver_name, claim.document, devices):
+            self._plugin.report_status(claim.ref, devices)
 
     def _make_preparer(self) -> Preparer:
         settings = self._settings

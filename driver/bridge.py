@@ -35,8 +35,8 @@ def count_prepared(preparer: Preparer, metrics: Deferred) -> None:
     metrics.tell(tell)
 
 
-Say: TypeAlias = Callable[[api.ClaimRef, Sequence[api.DeviceStatus]], None]
-"""Takes what is to be said in a claim's status; returns at once."""
+Say: TypeAlias = Callable[[api.Claim, Sequence[api.DeviceStatus]], None]
+"""Takes what the claim's status is to say; returns at once."""
 
 
 class ClaimHandler:
@@ -68,18 +68,18 @@ class ClaimHandler:
                 api.PreparedDevice(d.requests, d.pool, d.device, d.cdi_device_ids, d.share_id) for d in answer
             ]
         count_prepared(self._preparer, self._metrics)
-        self._tell([claim.ref for claim in claims if not isinstance(results[claim.ref.uid], api.PrepareError)])
+        self._tell([claim for claim in claims if not isinstance(results[claim.ref.uid], api.PrepareError)])
         return results
 
-    def _tell(self, prepared: Sequence[api.ClaimRef]) -> None:
+    def _tell(self, prepared: Sequence[api.Claim]) -> None:
         """The API server forgets it with the allocation, so nothing has to be said when a claim is unprepared."""
         if self._say is None:
             return
         records = {record.ref.uid: record for record in self._preparer.prepared()}
-        for ref in prepared:
-            record = records.get(ref.uid)
+        for claim in prepared:
+            record = records.get(claim.ref.uid)
             if record is not None and record.devices:
-                self._say(ref, device_statuses(record))
+                self._say(claim, device_statuses(record))
 
     def unprepare(self, claims: Sequence[api.ClaimRef]) -> Mapping[str, api.PrepareError | None]:
         """Undo claims."""

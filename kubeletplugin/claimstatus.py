@@ -144,6 +144,18 @@ def document(driver_name: str, ref: ClaimRef, devices: Sequence[DeviceStatus]) -
     }
 
 
+def is_said(driver_name: str, claim: JSON, devices: Sequence[DeviceStatus]) -> bool:
+    """Whether the claim's status, as the API server gave it, says just this: then there is nothing to write."""
+    status = claim.get("status") or {}
+    found = [
+        {name: value for name, value in entry.items() if value is not None}
+        for entry in status.get("devices") or ()
+        if entry.get("driver") == driver_name
+    ]
+    wanted = [_entry(driver_name, device) for device in devices]
+    return len(found) == len(wanted) and all(entry in found for entry in wanted)
+
+
 def _entry(driver_name: str, device: DeviceStatus) -> JSON:
     fields = {
         "driver": driver_name,

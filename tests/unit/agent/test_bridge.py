@@ -141,7 +141,7 @@ def test_the_hardware_of_a_prepared_claim_is_said_once_for_each_device(
     preparer: FakePreparer, deferred: Deferred
 ) -> None:
     said: list[tuple[api.ClaimRef, Any]] = []
-    handler = ClaimHandler(preparer, deferred, lambda ref, devices: said.append((ref, devices)))  # type: ignore[arg-type]
+    handler = ClaimHandler(preparer, deferred, lambda claim, devices: said.append((claim.ref, devices)))  # type: ignore[arg-type]
     preparer.answers = {"uid-1": (), "uid-2": ClaimError("no", Reason.UNSUPPORTED_CONFIG, permanent=True)}
     devices = (device_record("a"), device_record("a", "again"), device_record("b", share="s1"))
     preparer.records = tuple(
@@ -156,7 +156,7 @@ def test_the_hardware_of_a_prepared_claim_is_said_once_for_each_device(
 
 
 def test_a_claim_without_devices_of_ours_says_nothing(preparer: FakePreparer, deferred: Deferred) -> None:
-    handler = ClaimHandler(preparer, deferred, lambda _ref, _devices: pytest.fail("said"))  # type: ignore[arg-type]
+    handler = ClaimHandler(preparer, deferred, lambda _claim, _devices: pytest.fail("said"))  # type: ignore[arg-type]
     preparer.answers = {"uid-1": ()}
     handler.prepare(claims(ONE))
 
