@@ -39,6 +39,9 @@ APPLY_PATCH = "application/apply-patch+yaml"
 DEFAULT_TIMEOUT = 15.0
 """Seconds for one request with everything in it; the kubelet gives a whole Prepare call 45 s."""
 CONNECT_TIMEOUT = 5.0
+POOL_SIZE = 16
+"""Connections that are kept: eight claims may be fetched at once, beside a watch and writes. One that does not fit is
+closed after its request, and the next pays for a TLS handshake."""
 WATCH_SLACK = 15.0
 """Seconds that a watch may stay silent after the server should have ended it."""
 
@@ -405,11 +408,11 @@ class KubeClient:
         import urllib3
 
         if tls is None:
-            return urllib3.HTTPConnectionPool(self._host, self._port, maxsize=8)
+            return urllib3.HTTPConnectionPool(self._host, self._port, maxsize=POOL_SIZE)
         return urllib3.HTTPSConnectionPool(
             self._host,
             self._port or 443,
-            maxsize=8,
+            maxsize=POOL_SIZE,
             ssl_context=tls,
             server_hostname=self._server_name,
             assert_hostname=self._server_name,
