@@ -195,9 +195,14 @@ are left out unless you ask for them. Read it before you give it away: names of 
 def run(options: argparse.Namespace) -> int:
     """Run a verb of ``gpudra mock``."""
     from driver.cli.main import UsageError
-    from native.mock import BuildError
-    from native.nvml.errors import NvmlError
 
+    try:
+        from native.mock import BuildError
+        from native.nvml.errors import NvmlError
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"this installation has no mock ({error}): install gpudra[cli], not the agent's image"
+        ) from error
     try:
         return int(options.call(options))
     except (OSError, ValueError, BuildError, NvmlError) as error:

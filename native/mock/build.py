@@ -1,8 +1,10 @@
 """Compiles the look-alike, its ``nvidia-smi`` and the stand-ins for the other driver libraries, once per content.
 
 The cache is ``${XDG_CACHE_HOME:-~/.cache}/gpudra/mock/<hash>``; the hash covers the sources, nvml.h and the compiler.
-A library that lacks functions is only linked anew. Whatever is made is made under another name and renamed into place,
-so two processes that build at the same time do no harm and nobody ever sees half of it. None of it goes into a wheel.
+A library that lacks functions is only linked anew. ``GPUDRA_MOCK_CFLAGS`` adds flags, such as a sanitizer's; with one
+of those ``nvidia-smi`` is linked dynamically, because they need it. Whatever is made is made under another name and
+renamed into place, so two processes that build at the same time do no harm and nobody ever sees half of it. None of it
+goes into a wheel.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -90,6 +93,10 @@ def compiler() -> str:
     return found
 
 
+def _more_flags() -> list[str]:
+    return shlex.split(os.environ.get("GPUDRA_MOCK_CFLAGS", ""))
+
+
 @lru_cache(maxsize=1)
 def _compiler_version() -> str:
     return _run([compiler(), "--version"])
@@ -110,7 +117,7 @@ def sources() -> list[Path]:
 def key() -> str:
     """The cache key of the sources and the compiler."""
     digest = hashlib.sha256(_compiler_version().encode())
-    digest.update(" ".join((*FLAGS, *CORE, *SMI, *OTHER_LIBRARIES.values())).encode())
+    digest.update(" ".join((*FLAGS, *_more_flags(), *CORE, *SMI, *OTHER_LIBRARIES.values())).encode())
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
@@ -159,14 +166,15 @@ def _compile_all(work: Path) -> None:
         for job in jobs:
             job.result()
     core = work / "core.o"
+    more = _more_flags()
+    linking = more if any(flag.startswith("-fsanitize") for flag in more) else [*more, "-static", "-s"]
     _run([compiler(), "-r", "-nostdlib", "-o", str(core), *(str(objects / f"{name}.o") for name in CORE)])
     smi = str(work / "nvidia-smi")
     try:
         _run(
             [
                 compiler(),
-                "-static",
-                "-s",
+                *linking,
                 "-o",
                 smi,
                 *(str(objects / f"{name}.o") for name in SMI),
@@ -187,12 +195,23 @@ def _link(core: Path, script: str, library: Path) -> None:
         exports.write_text(script, encoding="ascii")
         made = Path(folder) / library.name
         options = ["-shared", "-Wl,-soname,libnvidia-ml.so.1", f"-Wl,--version-script={exports}"]
-        _run([compiler(), *options, "-o", str(made), str(core), "-pthread"])
+        _run([compiler(), *_more_flags(), *options, "-o", str(made), str(core), "-pthread"])
         made.rename(library)
 
 
 def _compile(name: str, into: Path) -> None:
-    _run([compiler(), *FLAGS, f"-I{VENDOR}", "-c", str(CSRC / f"{name}.c"), "-o", str(into / f"{name}.o")])
+    _run(
+        [
+            compiler(),
+            *FLAGS,
+            *_more_flags(),
+            f"-I{VENDOR}",
+            "-c",
+            str(CSRC / f"{name}.c"),
+            "-o",
+            str(into / f"{name}.o"),
+        ]
+    )
 
 
 def _stand_in(path: Path, soname: str) -> None:

@@ -32,7 +32,6 @@ def addresses(nvml: Nvml) -> list[str]:
     return [gpu.address for gpu in nvml.node.profile.gpus]
 
 
-@pytest.mark.bug("B10")
 def test_an_xid_is_about_the_whole_gpu_unless_it_says_otherwise(nvml: Nvml, addresses: list[str]) -> None:
     events = nvml.listen(nvml.gpu(2), 8)
     nvml.node.xid(addresses[2], 79)

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from native.mock import Failure, MockNode, profiles
+from native.mock import profile as profile_module
 from native.mock.boards import Gpu, linked, topology_level
 from native.mock.nodefile import near_cpus
 from tests.support.mocknodes import Ask, Node
@@ -193,6 +194,33 @@ def test_an_older_driver_truly_lacks_functions(node_of: Node, ask: Ask) -> None:
     names = [*node.profile.absent, "nvmlDeviceGetGpuFabricInfoV"]
     answer = ask(node, f"answer = [n for n in {names!r} if not hasattr(pynvml.nvmlLib, n)]")
     assert answer == list(node.profile.absent)
+
+
+@pytest.mark.parametrize(
+    ("branch", "lacks", "has"),
+    [
+        ("R575", "nvmlDeviceGetAddressingMode", "nvmlDeviceGetGpuFabricInfoV"),
+        ("R580", "nvmlDeviceGetRemappedRows_v2", "nvmlDeviceGetAddressingMode"),
+        ("R610", "nvmlEventSetWait_v3", "nvmlDeviceGetRemappedRows_v2"),
+    ],
+)
+def test_a_library_of_an_older_branch_has_what_its_header_has(
+    branch: str, lacks: str, has: str, tmp_path: Path, ask: Ask
+) -> None:
+    document = yaml.safe_load(profiles.text("rtx-pro-6000"))
+    document["driver"] |= {"abi": branch}
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(document))
+    node = MockNode.create(tmp_path / "root", path)
+    absent = set(profile_module.abis()[branch])
+    assert lacks in absent
+    wanted = sorted({*absent, has})
+    assert set(ask(node, f"answer = [n for n in {wanted!r} if not hasattr(pynvml.nvmlLib, n)]")) == absent
+
+
+def test_each_branch_has_all_that_the_one_before_had() -> None:
+    oldest, middle, newest = (set(profile_module.abis()[branch]) for branch in ("R575", "R580", "R610"))
+    assert oldest > middle > newest
 
 
 def test_nothing_but_nvml_and_the_marker_is_exported(node_of: Node) -> None:

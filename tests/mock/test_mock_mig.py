@@ -269,13 +269,14 @@ os.environ["GPUDRA_MOCK_NODE"] = {str(path)!r}
 pynvml.nvmlInit()
 h = pynvml.nvmlDeviceGetHandleByIndex(0)
 answer = [call(pynvml.nvmlDeviceCreateGpuInstance, h, 19), call(pynvml.nvmlDeviceSetPersistenceMode, h, 0),
-          call(pynvml.nvmlDeviceGetMigMode, h)]
+          call(pynvml.nvmlDeviceGetGpuInstanceById, h, 1),
+          call(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, h, 19), call(pynvml.nvmlDeviceGetMigMode, h), pynvml.nvmlDeviceGetGpuInstanceProfileInfo(h, 0).id]
 """
     path.chmod(0o444)
     for folder in path.parents:
         if folder.is_relative_to(tmp_path.parent.parent):
             folder.chmod(0o755)
-    assert ask(nvml.node, code) == [{"code": 4}, {"code": 4}, [1, 1]]
+    assert ask(nvml.node, code) == [*[{"code": 4}] * 4, [1, 1], 19]
 
 
 def _can_drop_rights() -> bool:

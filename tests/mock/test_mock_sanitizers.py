@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,34 @@ def test_no_call_touches_memory_it_should_not(profile: str, tmp_path: Path, driv
     about_gpu = [line for line in without.splitlines() if line.startswith("nvmlDeviceGet")]
     assert {line.split()[1] for line in about_gpu} == {"2"}, "no handle, or no place for the answer: invalid argument"
     assert "nvmlDeviceGetMinorNumber 0" in device
+
+
+def test_any_sequence_of_mig_operations_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [build.compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip("the compiler has no AddressSanitizer library")
+    environment = {
+        **os.environ,
+        "GPUDRA_MOCK_CFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all",
+        "GPUDRA_MOCK_EXAMPLES": "3",
+        "GPUDRA_MOCK_CYCLES": "50",
+        "GPUDRA_MOCK_CALLS": "1000",
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own are not ours to judge
+    }
+    building = [sys.executable, "-c", "from native.mock import build; build.build()"]
+    subprocess.run(building, env=environment, cwd=Path(__file__).parents[2], check=True, timeout=60)
+    environment["LD_PRELOAD"] = found  # after the compiler has run: it would be ten times slower
+    names = ("test_mock_mig_model.py",)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "dgx-h100"]
+    done = subprocess.run(
+        [*command, *(str(Path(__file__).parent / name) for name in names)],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

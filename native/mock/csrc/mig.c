@@ -306,6 +306,7 @@ nvmlReturn_t impl_nvmlGpuInstanceDestroy(nvmlGpuInstance_t gpuInstance)
 nvmlReturn_t impl_nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profileId,
                                             nvmlGpuInstance_t *gpuInstances, unsigned int *count)
 {
+    MOCK_PRIVILEGED();
     const struct mock_gpu *gpu = mock_gpu(device);
     unsigned int position, index, found = 0;
     if (gpuInstances == NULL || count == NULL || !mock_position(device, &position))
@@ -323,6 +324,7 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int pr
 
 nvmlReturn_t impl_nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *gpuInstance)
 {
+    MOCK_PRIVILEGED();
     const struct mock_gpu *gpu = mock_gpu(device);
     unsigned int position;
     if (gpuInstance == NULL || !mock_position(device, &position))

@@ -8,6 +8,7 @@ _Static_assert(sizeof(nvmlDeviceAttributes_t) == 40, "nvmlDeviceAttributes_t");
 nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t gpuInstance, unsigned int profileId,
                                                      nvmlComputeInstance_t *computeInstances, unsigned int *count)
 {
+    MOCK_PRIVILEGED();
     struct mock_instance of;
     unsigned int found = 0;
     if (computeInstances == NULL || count == NULL || !mock_instance(gpuInstance, MOCK_GPU_INSTANCE, &of))
@@ -26,6 +27,7 @@ nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t gpuInstan
 nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t gpuInstance, unsigned int id,
                                                         nvmlComputeInstance_t *computeInstance)
 {
+    MOCK_PRIVILEGED();
     struct mock_instance of;
     if (computeInstance == NULL || !mock_instance(gpuInstance, MOCK_GPU_INSTANCE, &of))
         return NVML_ERROR_INVALID_ARGUMENT;

@@ -136,6 +136,7 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t dev
                                                                 nvmlGpuInstancePlacement_t *placements,
                                                                 unsigned int *count)
 {
+    MOCK_PRIVILEGED();
     const struct mock_gi_profile *found;
     if (count == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -218,6 +219,7 @@ bool mock_has_room(const struct mock_gpu *gpu, const struct mock_gi_profile *pro
 nvmlReturn_t impl_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int profileId,
                                                             unsigned int *count)
 {
+    MOCK_PRIVILEGED();
     const struct mock_gpu *gpu = mock_gpu(device);
     const struct mock_gi_profile *found;
     if (count == NULL)
@@ -343,6 +345,7 @@ static nvmlReturn_t ci_starts(nvmlGpuInstance_t handle, unsigned int id, struct 
 nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t gpuInstance,
                                                                      unsigned int profileId, unsigned int *count)
 {
+    MOCK_PRIVILEGED();
     struct mock_instance of;
     unsigned int starts;
     if (count == NULL)
@@ -362,6 +365,7 @@ nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuIns
                                                                       nvmlComputeInstancePlacement_t *placements,
                                                                       unsigned int *count)
 {
+    MOCK_PRIVILEGED();
     struct mock_instance of;
     unsigned int starts, found = 0;
     if (count == NULL)

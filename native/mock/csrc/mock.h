@@ -100,6 +100,13 @@ void mock_pci_info(const struct mock_gpu *gpu, nvmlPciInfo_t *pci);
         return NVML_SUCCESS;                                     \
     } while (0)
 
+/* "Requires privileged user" in nvml.h: root, or the mig/config capability. Here: who may write the node file. */
+#define MOCK_PRIVILEGED()                                        \
+    do {                                                         \
+        if (mock_writable_node() == NULL)                        \
+            return NVML_ERROR_NO_PERMISSION;                     \
+    } while (0)
+
 #define MOCK_VERSION_OF(type, number) ((unsigned int)(sizeof(type) | ((number) << 24U)))
 
 #endif
