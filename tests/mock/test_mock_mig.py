@@ -270,7 +270,8 @@ pynvml.nvmlInit()
 h = pynvml.nvmlDeviceGetHandleByIndex(0)
 answer = [call(pynvml.nvmlDeviceCreateGpuInstance, h, 19), call(pynvml.nvmlDeviceSetPersistenceMode, h, 0),
           call(pynvml.nvmlDeviceGetGpuInstanceById, h, 1),
-          call(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, h, 19), call(pynvml.nvmlDeviceGetMigMode, h), pynvml.nvmlDeviceGetGpuInstanceProfileInfo(h, 0).id]
+          call(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, h, 19), call(pynvml.nvmlDeviceGetMigMode, h),
+          pynvml.nvmlDeviceGetGpuInstanceProfileInfo(h, 0).id]
 """
     path.chmod(0o444)
     for folder in path.parents:
