@@ -330,7 +330,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send(code, msgspec.json.encode(document), "application/json", retry_after)
 
     def _send(self, code: int, body: bytes, content_type: str, retry_after: int | None = None) -> None:
-        if self.server.owner.faults.loses(self.command):
+        if self.server.owner.faults.loses(self.command, self.path):
             self.close_connection = True
             return
         self.send_response(code)

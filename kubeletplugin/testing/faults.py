@@ -47,7 +47,10 @@ class Faults:
             self._failures.append(_Failure(error, frozenset(methods), path, times))
 
     def lose_answers(self, *, methods: tuple[str, ...] = ("POST", "PUT", "PATCH", "DELETE"), times: int = 1) -> None:
-        """Carry the next ``times`` requests of these methods out, and break the connection instead of answering."""
+        """Carry the next ``times`` requests of these methods out, and break the connection instead of answering.
+
+        Dry runs are answered: there is nothing to carry out.
+        """
         with self._lock:
             self._losing, self._losses = frozenset(methods), times
 
@@ -105,10 +108,10 @@ class Faults:
         with self._lock:
             return self._watch_generation
 
-    def loses(self, method: str) -> bool:
+    def loses(self, method: str, path: str) -> bool:
         """Whether the answer to this request is to be lost."""
         with self._lock:
-            lost = self._losses > 0 and method in self._losing
+            lost = self._losses > 0 and method in self._losing and "dryRun" not in path
             self._losses -= lost
             return lost
 
