@@ -355,3 +355,54 @@ def test_the_capability_files_of_a_bystander_stay(start: Open, node_of: Node) ->
     assert sorted(base.rglob("access")) == before
     assert len(before) == 2
     assert before[0].read_text().splitlines()[0] == f"DeviceFileMinor: {3 + 135 * 3 + 9 * 7}"
+
+
+CHURN = """
+import ctypes, random, sys
+n = ctypes.CDLL(sys.argv[1]); n.nvmlInit_v2()
+h, gi, ci = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+n.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(h))
+pick = random.Random(int(sys.argv[2]))
+print("begun", flush=True)
+while True:
+    if n.nvmlDeviceCreateGpuInstance(h, pick.choice([19, 14, 9]), ctypes.byref(gi)) == 0:
+        n.nvmlGpuInstanceCreateComputeInstance(gi, 0, ctypes.byref(ci))
+    for number in range(15):
+        if n.nvmlDeviceGetGpuInstanceById(h, number, ctypes.byref(gi)) == 0 and pick.random() < 0.3:
+            for which in range(8):
+                if n.nvmlGpuInstanceGetComputeInstanceById(gi, which, ctypes.byref(ci)) == 0:
+                    n.nvmlComputeInstanceDestroy(ci)
+            n.nvmlGpuInstanceDestroy(gi)
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_process_that_is_killed_while_it_changes_instances_leaves_a_whole_state(seed: int, start: Open) -> None:
+    nvml = start()
+    environment = {**os.environ, **nvml.node.environment, "GPUDRA_MOCK_QUIET": "1"}
+    command = [sys.executable, "-c", CHURN, str(nvml.node.library), str(seed)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as churning:
+        assert churning.stdout is not None
+        assert churning.stdout.readline() == b"begun\n"
+        moment = time.monotonic() + 0.05 + seed * 0.037
+        while time.monotonic() < moment:
+            pass  # a sleep would end at a tick, and so always at the same point of a cycle
+        churning.kill()
+    instances = nvml.node.instances(nvml.node.profile.gpus[0].address)
+    slices = [at for gi in instances for at in range(gi.start, gi.start + gi.size)]
+    assert len(slices) == len(set(slices))
+    for gi in instances:
+        code, handle = nvml.handle("nvmlDeviceGetGpuInstanceById", nvml.gpu(), gi.id)
+        assert code == 0
+        for ci in gi.compute_instances:
+            _, inner = nvml.handle("nvmlGpuInstanceGetComputeInstanceById", handle, ci.id)
+            assert nvml.code("nvmlComputeInstanceDestroy", inner) == 0
+        assert nvml.code("nvmlGpuInstanceDestroy", handle) == 0
+    _, last = nvml.create_gi(nvml.gpu(), 0)
+    assert nvml.code("nvmlGpuInstanceDestroy", last) == 0
+    base = nvml.node.root / "proc/driver/nvidia/capabilities"
+    assert list(base.rglob("access")) == [], "what the dead one left undone, the next change puts right"
+    assert sorted(path.name for path in (nvml.node.root / "dev/nvidia-caps").iterdir()) == [
+        "nvidia-cap1",
+        "nvidia-cap2",
+    ]
