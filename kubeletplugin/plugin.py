@@ -30,8 +30,10 @@ from kubeletplugin.sockets import (
     SocketError,
     SocketPaths,
     bind_server,
+    fresh_paths,
     is_alive,
     make_folder,
+    remove_dead,
     socket_paths,
 )
 
@@ -171,6 +173,7 @@ class Plugin:
             paths = socket_paths(self.driver_name, self._plugins_dir, self._registry_dir, self._instance_uid)
             make_folder(paths.dra.parent, private=True)
             make_folder(paths.registration.parent, private=False)
+            named, paths = paths, fresh_paths(paths, self.driver_name, self._instance_uid)
             # Threads of the server only wait for a worker, or for the claim's turn; they must outnumber the workers
             # so that a call which has to wait too long is told so.
             pool = ArrivalPool(4 * self._workers, thread_name_prefix="dra-rpc")
@@ -185,6 +188,7 @@ class Plugin:
                 self._dra = None
                 raise
             self._paths = paths
+            remove_dead(named, self.driver_name, self._instance_uid)
         log.info("serving %s at %s, registration at %s", self.driver_name, paths.dra, paths.registration)
 
     def publish(self, resources: Wish) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import re
+import secrets
 import socket
 import stat
 from dataclasses import dataclass
@@ -78,6 +79,45 @@ def socket_paths(driver_name: str, plugins_dir: Path, registry_dir: Path, instan
     )
 
 
+def fresh_paths(paths: SocketPaths, driver_name: str, instance_uid: str | None) -> SocketPaths:
+    """Other names for the same instance where a killed process left a dead socket at its registration path.
+
+    The kubelet backs off by path (goroutinemap: up to two minutes). After a reboot it meets the dead socket long before
+    the plugin is there, and would let a plugin that comes back under the same path wait for the rest of that time. The
+    DRA socket changes with it, because the kubelet refuses two registrations of one endpoint. Names that leave no room
+    for it stay as they are.
+    """
+    if not is_dead(paths.registration):
+        return paths
+    token = secrets.token_hex(4)
+    name = f"{instance_uid}-{token}" if instance_uid else token
+    fresh = SocketPaths(
+        dra=paths.dra.with_name(f"dra-{name}.sock"),
+        registration=paths.registration.with_name(f"{driver_name}-{name}-reg.sock"),
+    )
+    long = any(len(os.fsencode(path)) > MAX_SOCKET_PATH for path in (fresh.dra, fresh.registration))
+    return paths if long else fresh
+
+
+def remove_dead(paths: SocketPaths, driver_name: str, instance_uid: str | None) -> None:
+    """Remove what killed processes of this instance left: dead sockets at its names, plain or fresh.
+
+    Sockets of other instances stay, dead or not: one that is just starting looks dead, too.
+    """
+    own = re.escape(f"{instance_uid}-") if instance_uid else ""
+    patterns = (
+        (paths.registration.parent, rf"{re.escape(driver_name)}-{own}[0-9a-f]{{8}}-reg\.sock"),
+        (paths.dra.parent, rf"dra-{own}[0-9a-f]{{8}}\.sock"),
+    )
+    left = {paths.registration, paths.dra}
+    for folder, pattern in patterns:
+        left |= {entry for entry in folder.iterdir() if re.fullmatch(pattern, entry.name)}
+    for path in sorted(left):
+        if is_dead(path):
+            log.info("removing %s, which a process that was killed left", path)
+            path.unlink(missing_ok=True)
+
+
 def _digest(text: str, size: int) -> str:
     digest = hashlib.sha256(text.encode()).digest()[:size]
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -125,6 +165,15 @@ def is_alive(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def is_dead(path: Path) -> bool:
+    """Whether a socket lies at the path that nobody listens behind."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+    return is_socket and not is_alive(path)
 
 
 FileIdentity: TypeAlias = tuple[int, int, int]

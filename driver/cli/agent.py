@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import signal
@@ -25,7 +26,8 @@ ResourceSlices, and prepares the devices of allocated claims as CDI specificatio
 
 It starts without a GPU driver and without an API server: it registers, undoes and finishes what was under way,
 serves Unprepare, and publishes once the first whole reading of the node is there. On SIGTERM it finishes the calls
-in hand, removes its own sockets and leaves the published slices to its successor.
+in hand, removes its own sockets and leaves the published slices to its successor. On SIGUSR2 it writes the stacks of
+all threads to its log.
 
 Every flag can be an environment variable (GPUDRA_NODE_NAME for --node-name) or a field of the JSON file named by
 --config (nodeName); a flag wins over a variable, a variable over the file.
@@ -169,6 +171,8 @@ def _serve(settings: Settings) -> int:
     def end(_signal: int, _frame: FrameType | None) -> None:
         stop.set()
 
+    # For whoever meets an agent that seems to hang: kill -USR2 writes the stacks of all threads to its log.
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     try:

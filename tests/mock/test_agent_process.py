@@ -349,6 +349,14 @@ def test_flags_that_cannot_be_used_end_it_at_once(arguments: list[str], capfd: p
     assert capfd.readouterr().err.startswith("gpudra agent: ")
 
 
+def test_sigusr2_shows_what_its_threads_do_and_ends_nothing(scene: Scene) -> None:
+    running(scene)
+    assert scene.process is not None
+    scene.process.send_signal(signal.SIGUSR2)
+    scene.until(lambda: "in _serve" in scene.log.read_text(), "the stacks")
+    assert scene.end() == 0
+
+
 def test_the_mock_announces_itself_in_the_log(scene: Scene) -> None:
     running(scene)
     assert scene.logged("this node is a MOCK")

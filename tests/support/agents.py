@@ -95,8 +95,18 @@ class Scene:
         return self.process is not None and self.process.poll() is None
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Wait while the agent lives."""
-        return until(condition, f"{what}\n{self.log.read_text()[-3000:] if self.log.exists() else ''}", self.alive)
+        """Wait while the agent lives; what is not in time is shown with the agent's stacks."""
+        try:
+            return until(condition, what, self.alive)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        if self.alive():
+            assert self.process is not None
+            self.process.send_signal(signal.SIGUSR2)
+            until(lambda: "most recent call first" in self.log.read_text(), "the agent's stacks", self.alive)
+        return self.log.read_text()[-8000:] if self.log.exists() else ""
 
     def registered(self) -> None:
         """Wait until the kubelet has taken the agent that was started last."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,8 +22,10 @@ from kubeletplugin.sockets import (
     SocketPaths,
     bind_server,
     file_identity,
+    fresh_paths,
     is_alive,
     make_folder,
+    remove_dead,
     socket_paths,
 )
 
@@ -251,3 +255,94 @@ def test_a_successor_that_was_given_the_same_inode_number_keeps_its_socket(tmp_p
     assert not ours.is_ours()
     ours.remove()
     assert path.exists()
+
+
+def dead(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+    return path
+
+
+DRIVER_NAME = "gpu.nvidia.com"
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for sockets: pytest's own carry the test's name."""
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def paths_below(root: Path, uid: str | None) -> SocketPaths:
+    return socket_paths(DRIVER_NAME, root / "plugins", root / "registry", uid)
+
+
+@pytest.mark.parametrize("uid", [None, POD])
+def test_without_a_dead_socket_the_names_stay(short: Path, uid: str | None) -> None:
+    paths = paths_below(short, uid)
+    assert fresh_paths(paths, DRIVER_NAME, uid) == paths
+
+
+@pytest.mark.parametrize("uid", [None, POD])
+def test_a_dead_registration_socket_gives_both_sockets_fresh_names(short: Path, uid: str | None) -> None:
+    paths = paths_below(short, uid)
+    dead(paths.registration)
+    fresh = fresh_paths(paths, DRIVER_NAME, uid)
+    assert fresh.registration != paths.registration
+    assert fresh.dra != paths.dra
+    assert fresh.registration.parent == paths.registration.parent
+    assert fresh.registration.name.startswith(f"{DRIVER_NAME}-")
+    assert fresh.registration.name.endswith("-reg.sock")
+    assert fresh_paths(paths, DRIVER_NAME, uid) != fresh, "each start has a name of its own"
+
+
+def test_a_socket_that_is_served_gives_no_reason_for_another_name(short: Path) -> None:
+    paths = paths_below(short, None)
+    paths.registration.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(paths.registration))
+        served.listen()
+        assert fresh_paths(paths, DRIVER_NAME, None) == paths
+
+
+def test_names_that_leave_no_room_stay_as_they_are(short: Path) -> None:
+    name = f"{DRIVER_NAME}-reg.sock"
+    registry = short / ("r" * (MAX_SOCKET_PATH - len(os.fsencode(short)) - len(name) - 2))
+    paths = socket_paths(DRIVER_NAME, short / "plugins", registry, None)
+    assert paths.registration.name == name
+    dead(paths.registration)
+    assert fresh_paths(paths, DRIVER_NAME, None) == paths
+
+
+@pytest.mark.parametrize("uid", [None, POD])
+def test_what_killed_processes_of_this_instance_left_is_removed(short: Path, uid: str | None) -> None:
+    paths = paths_below(short, uid)
+    own = f"{uid}-" if uid else ""
+    left = [
+        dead(paths.registration),
+        dead(paths.dra),
+        dead(paths.registration.with_name(f"{DRIVER_NAME}-{own}0123abcd-reg.sock")),
+        dead(paths.dra.with_name(f"dra-{own}0123abcd.sock")),
+    ]
+    remove_dead(paths, DRIVER_NAME, uid)
+    assert not [path for path in left if path.exists()]
+
+
+def test_sockets_of_others_stay_dead_or_alive(short: Path) -> None:
+    paths = paths_below(short, POD)
+    paths.dra.parent.mkdir(parents=True)
+    other = "11111111-2222-3333-4444-555555555555"
+    kept = [
+        dead(paths.registration.with_name(f"{DRIVER_NAME}-{other}-reg.sock")),
+        dead(paths.registration.with_name(f"{DRIVER_NAME}-{other}-0123abcd-reg.sock")),
+        dead(paths.registration.with_name(f"{DRIVER_NAME}-reg.sock")),
+        dead(paths.registration.with_name("nic.example.com-0123abcd-reg.sock")),
+        dead(paths.dra.with_name(f"dra-{other}.sock")),
+    ]
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(paths.registration))
+        served.listen()
+        remove_dead(paths, DRIVER_NAME, POD)
+        assert paths.registration.exists()
+    assert all(path.exists() for path in kept)
