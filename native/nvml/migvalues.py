@@ -134,6 +134,8 @@ def with_mig(
         lists[name] = value if code == NvmlReturn.SUCCESS else None
         if code != NvmlReturn.SUCCESS:
             codes[name] = int(code)
+    if lists["instances"] and lists["devices"]:
+        lists["instances"] = _named(lists["instances"], lists["devices"])
     known = {instance.id: instance for instance in lists["instances"] or ()}
     lists["devices"] = lists["devices"] and tuple(_joined(device, known) for device in lists["devices"])
     state = MigState(**lists, stable=stable, codes=MappingProxyType(codes))
@@ -142,6 +144,23 @@ def with_mig(
         gone = {**gpu.codes, "mig_mode": int(mode_code)}
         return replace(gpu, mig=state, mig_mode=None, codes=MappingProxyType(gone))
     return replace(gpu, mig=state, mig_mode=mode)
+
+
+def _named(instances: tuple[GpuInstance, ...], devices: tuple[MigDevice, ...]) -> tuple[GpuInstance, ...]:
+    """Compute instances whose own info did not give a UUID have that of the MIG device with their ids."""
+    uuids = {(device.gpu_instance, device.compute_instance): device.uuid for device in devices}
+    return tuple(
+        replace(
+            instance,
+            compute_instances=tuple(
+                compute if compute.uuid is not None else replace(compute, uuid=uuids.get((instance.id, compute.id)))
+                for compute in instance.compute_instances
+            ),
+        )
+        if any(compute.uuid is None for compute in instance.compute_instances)
+        else instance
+        for instance in instances
+    )
 
 
 def _joined(device: MigDevice, instances: dict[int, GpuInstance]) -> MigDevice:

@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -211,7 +211,9 @@ class NvmlSession:
         asked = tuple(canonical_address(text) for text in addresses)
         return self._gather(asked, deadline, lambda backend, left: backend.topology(left))[1]
 
-    def change(self, address: str, work: Callable[[Nvml], T], deadline: float = CHANGE_DEADLINE) -> T:
+    def change(
+        self, address: str, work: Callable[[Nvml], T], deadline: float = CHANGE_DEADLINE, *, alone: bool = False
+    ) -> T:
         """Have something done to one GPU: ``change(gpu, lambda nvml: nvml.destroy_gpu_instance(gpu, 3))``.
 
         It is done once at most: where it is not known whether it was done, the error says so and the caller reads back.
@@ -220,6 +222,8 @@ class NvmlSession:
             address: the GPU's PCI address.
             work: what is done, in the session's thread, with calls about that GPU only.
             deadline: seconds for all of it, however they are spread over its calls.
+            alone: companions let go of the library meanwhile. Switching the MIG mode wants that nobody else has the
+                GPU open.
 
         Raises:
             NvmlTimeoutError: a call does not come back, and is named. It may still take effect; the GPU is left out of
@@ -235,7 +239,8 @@ class NvmlSession:
             if wedged is not None and address in self._left_out():
                 raise NvmlTimeoutError(wedged.call, address, time.monotonic() - wedged.since)
             try:
-                return self._wait(work, end, deadline, limit=None)
+                with self._alone(end) if alone else nullcontext():
+                    return self._wait(work, end, deadline, limit=None)
             except _StuckError as stuck:
                 self._give_up(stuck)
                 raise NvmlTimeoutError(stuck.call, stuck.address, deadline) from None
@@ -287,17 +292,23 @@ class NvmlSession:
         return True
 
     def _renewed(self, read: Callable[[], NvmlSnapshot], end: float) -> NvmlSnapshot:
-        resting = list(self._companions)
-        try:
-            for companion in resting:
-                if not companion.rest(max(0.0, min(REST_AT_MOST, end - time.monotonic()))):
-                    logger.warning("NVML stays initialised: events are still waited for in a call that does not end")
+        with self._alone(end):
             with self._state:
                 if self._worker is not None:
                     self._worker.expire()
             return read()
+
+    @contextmanager
+    def _alone(self, end: float) -> Iterator[None]:
+        """The companions rest meanwhile; one that cannot is left as it is."""
+        companions = tuple(self._companions)
+        try:
+            for companion in companions:
+                if not companion.rest(max(0.0, min(REST_AT_MOST, end - time.monotonic()))):
+                    logger.warning("NVML stays initialised: events are still waited for in a call that does not end")
+            yield
         finally:
-            for companion in resting:
+            for companion in companions:
                 companion.go_on()
 
     def _gather(

@@ -195,7 +195,7 @@ class EventWatcher:
         self._alive_at = time.monotonic()
         retry_at = time.monotonic() + self._retry_after
         while not (self._closing or self._resting):
-            event = backend.wait_event(LOOK_AFTER)
+            event = self._next(backend)
             self._alive_at = time.monotonic()
             if event is not None:
                 self._deliver(event)
@@ -208,6 +208,14 @@ class EventWatcher:
             if self._alive_at >= retry_at:
                 self._register(backend, self._failed())
                 retry_at = time.monotonic() + self._retry_after
+
+    def _next(self, backend: Nvml) -> NvmlEvent | None:
+        if self._state.registered:
+            return backend.wait_event(LOOK_AFTER)
+        # What NVML says to a wait for nothing is not laid down.
+        with self._condition:
+            self._condition.wait_for(lambda: self._closing or self._resting or self._changed, LOOK_AFTER)
+        return None
 
     def _follow(self, backend: Nvml) -> bool:
         """Take up a new set of wanted GPUs; False where only a new event set can leave some out."""

@@ -463,3 +463,15 @@ def test_a_watcher_is_closed_while_it_rests(node, watcher_of: MAKER, until) -> N
     until(watched(watcher, *ADDRESSES))
     assert watcher.rest(20)
     assert watcher.close(20)
+
+
+@pytest.mark.bug("B109")
+def test_where_no_gpu_reports_events_nvml_is_not_waited_on(node, watcher_of: MAKER, heard: Heard, until) -> None:
+    node.code("nvmlDeviceRegisterEvents", NvmlReturn.NOT_SUPPORTED)
+    node.code("nvmlEventSetWait_v2", NvmlReturn.INVALID_ARGUMENT, "-")
+    watcher = watcher_of(node)
+    until(lambda: len(watcher.state.unmonitored) == 4)
+    begin = watcher.alive_at
+    until(lambda: watcher.alive_at != begin)
+    assert watcher.state.problem is None
+    assert [state.problem for state in heard.states] == [None]

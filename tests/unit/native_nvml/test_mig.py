@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from native.nvml import make_backend
 from native.nvml.errors import LibraryUnavailableError, MigActivationError, NvmlError, NvmlReturn
-from native.nvml.migtypes import ComputeInstance, GpuInstance, MigState, Placement
-from native.nvml.migvalues import READINGS_AT_MOST, MigReading, mig_uuid, profile_name, settle, with_compute
+from native.nvml.migtypes import ComputeInstance, GpuInstance, MigDevice, MigState, Placement
+from native.nvml.migvalues import READINGS_AT_MOST, MigReading, mig_uuid, profile_name, settle, with_compute, with_mig
 from native.nvml.protocol import Nvml
 from native.nvml.types import GpuSnapshot, NvmlSnapshot
 
@@ -301,6 +301,21 @@ def test_the_uuid_of_the_whole_gpu_is_not_taken_for_that_of_a_device() -> None:
 )
 def test_profile_names_lose_their_prefix_only(raw: bytes, name: str | None) -> None:
     assert profile_name(raw) == name
+
+
+@pytest.mark.bug("B95")
+def test_a_compute_instance_without_a_uuid_of_its_own_has_that_of_its_device(split) -> None:
+    readings = MigReading(
+        (0, (True, True)),
+        (0, (GpuInstance(7, 19, Placement(0, 1), (ComputeInstance(7, 0, 0, Placement(0, 1), None),)),)),
+        (0, (MigDevice(0, "MIG-1", 7, 0, None, None),)),
+    )
+    gpu = with_mig(GpuSnapshot(GPU, mig_mode=(True, True)), (0, ()), readings, stable=True)
+    assert gpu.mig is not None
+    assert gpu.mig.instances is not None
+    assert gpu.mig.instances[0].compute_instances[0].uuid == "MIG-1"
+    assert gpu.mig.devices is not None
+    assert gpu.mig.devices[0].placement == Placement(0, 1)
 
 
 def test_a_gpu_instance_goes_where_it_is_put_and_comes_back_as_it_is(split, opened: Open) -> None:

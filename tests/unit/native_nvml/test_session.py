@@ -467,12 +467,18 @@ def test_a_change_that_does_not_come_back_is_named_and_costs_its_gpu_only(
     assert wedged(session.snapshot(ADDRESSES)) == []
 
 
-def test_a_change_that_waited_too_long_for_its_turn_is_not_done_later(split, session_of: MakeSession) -> None:
+def test_a_change_that_waited_too_long_for_its_turn_is_not_done_later(split, session_of: MakeSession, until) -> None:
     session = session_of(split)
     done: list[str] = []
     split.hang("nvmlSystemGetDriverVersion", "-")
-    with pytest.raises(NvmlTimeoutError):
-        session.snapshot(ADDRESSES, deadline=0.1)
+
+    def hangs() -> bool:
+        with pytest.raises(NvmlTimeoutError):
+            session.snapshot(ADDRESSES, deadline=0.1)
+        call = session.progress()
+        return call is not None and call.call == "nvmlSystemGetDriverVersion"
+
+    until(hangs)
     with pytest.raises(NvmlTimeoutError):
         session.change(GPU, lambda _nvml: done.append("late"), deadline=0.1)
     split.lines.pop()
@@ -553,6 +559,25 @@ def test_nvml_is_initialised_anew_for_a_gpu_it_does_not_know_while_others_rest(
     assert session.snapshot(ADDRESSES).gpus[1].codes == {}
     node.code("nvmlDeviceGetHandleByPciBusId_v2", code, GPU)
     session.snapshot(ADDRESSES)
+    assert companion.asked == ["rest", "go on"] * 2
+
+
+def test_others_rest_during_a_change_that_wants_the_gpu_alone(split, session_of: MakeSession) -> None:
+    session = session_of(split)
+    companion = Resting()
+    session.accompany(companion)
+    asked: list[list[str]] = []
+
+    def work(nvml):
+        asked.append(list(companion.asked))
+        return nvml.set_mig_mode(GPU, True)
+
+    assert session.change(GPU, work, alone=True) == (True, True)
+    assert (asked, companion.asked) == ([["rest"]], ["rest", "go on"])
+    session.change(GPU, work)
+    assert companion.asked == ["rest", "go on"]
+    with pytest.raises(NvmlError):
+        session.change(GPU, lambda nvml: nvml.destroy_gpu_instance(GPU, 99), alone=True)
     assert companion.asked == ["rest", "go on"] * 2
 
 
