@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
-from kubeletplugin.api import JSON
+from kubeletplugin.api import JSON, Slice
 from kubeletplugin.quantity import QuantityError, parse_quantity
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -147,6 +147,31 @@ def feature_gates(paths: Iterable[Path]) -> tuple[str, ...]:
             continue
         gates.update(gate for field, gate in _GATES if field in names)
     return tuple(sorted(gates))
+
+
+def gates_of(content: Slice) -> frozenset[str]:
+    """The feature gates that govern fields which the content uses, as far as they are known."""
+    whole = {"devices": content.devices, "sharedCounters": content.shared_counters}
+    names = {
+        "perDeviceNodeSelection": content.per_device_node_selection,
+        "skipNodeOperations": content.skip_node_operations,
+        "partitionTypeAttribute": content.partition_type_attribute,
+    }
+    used = [path for part, value in whole.items() for path in _used((part,), value)]
+    return frozenset(feature_gates([*used, *((name,) for name, value in names.items() if value)]))
+
+
+def _used(path: Path, value: Any) -> Iterator[Path]:
+    """The paths of everything that is not empty."""
+    if _empty(value):
+        return
+    yield path
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _used((*path, key), part)
+    elif _is_list(value):
+        for index, part in enumerate(value):
+            yield from _used((*path, index), part)
 
 
 def keep_time_added(wanted: Sequence[JSON], stored: Sequence[JSON]) -> list[JSON]:

@@ -42,6 +42,7 @@ PROBES: Mapping[str, JSON] = {
 """Feature gate -> fields of a device that it governs."""
 SPEC_PROBES: Mapping[str, JSON] = {"DRAOptionalNodeOperations": {"skipNodeOperations": ["*"]}}
 """Feature gate -> fields of the slice's ``spec``."""
+ASKABLE = frozenset(PROBES) | frozenset(SPEC_PROBES)
 
 
 class Features(msgspec.Struct, frozen=True):

@@ -354,7 +354,9 @@ class Publisher:
         except ApiError as error:
             if error.status not in PERMANENT:
                 raise
-            self._refused(name, pool, PublishFailure(name, error.status, error.message, False))
+            self._refused(
+                name, pool, PublishFailure(name, error.status, error.message + self._scope.missing(pool), False)
+            )
             return 0
         except UnsafeError as error:
             self._dropped(name, error.index, error.missing)

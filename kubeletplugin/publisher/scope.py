@@ -6,9 +6,11 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from kubeletplugin.api import JSON, DriverResources
-from kubeletplugin.client import ApiError, KubeClient, WatchEvent
-from kubeletplugin.publisher.features import Features, detect_features
+from kubeletplugin.api import JSON, DriverResources, Pool
+from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient, WatchEvent
+from kubeletplugin.credentials import CredentialsError
+from kubeletplugin.publisher.diff import gates_of
+from kubeletplugin.publisher.features import ASKABLE, Features, detect_features
 from kubeletplugin.publisher.plan import Owner, pool_of
 from kubeletplugin.publisher.writer import SLICES
 
@@ -57,6 +59,20 @@ class Scope:
     def features(self) -> Features:
         """What the server keeps of this scope's slices. Raises as ``KubeClient.create``."""
         return detect_features(self._client, self._driver_name, self._node_name)
+
+    def missing(self, pool: Pool) -> str:
+        """Why a pool may be refused that is right elsewhere: words about fields that this server does not keep."""
+        gates = frozenset().union(*(gates_of(piece) for piece in pool.slices)) & ASKABLE
+        if not gates:
+            return ""
+        try:
+            off = sorted(gates - self.features().gates)
+        except (ApiError, ApiUnreachableError, CredentialsError) as error:
+            logger.info("what the API server keeps cannot be found out now: %s", error)
+            return ""
+        if not off:
+            return ""
+        return f"; this server does not keep fields that the pool uses (feature gates that are off: {', '.join(off)})"
 
     def list(self) -> tuple[list[JSON], str]:
         """All slices of the scope, and the resource version of the list. Raises as ``KubeClient.get``."""

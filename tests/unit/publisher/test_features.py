@@ -9,6 +9,7 @@ import pytest
 
 from kubeletplugin.api import DriverResources, Pool, Slice
 from kubeletplugin.client import ApiError
+from kubeletplugin.publisher.diff import gates_of
 from kubeletplugin.publisher.features import PROBES, SPEC_PROBES, Features, detect_features
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
 from kubeletplugin.testing.gates import DEFAULT_GATES
@@ -38,6 +39,47 @@ def test_the_defaults_are_those_of_the_server() -> None:
     assert features.server == "v1.37.0-embedded"
     assert (features.taints, features.partitionable, features.consumable_capacity) == (True, True, True)
     assert not features.list_attributes
+
+
+def test_a_refusal_names_the_gate_that_is_off(old: Any) -> None:
+    """A list attribute is not dropped but leaves an attribute without a value, which the server calls invalid."""
+    publisher = old.publisher()
+    numa = {"numa": {"ints": [0, 1]}}
+    publisher.update(DriverResources({POOL: Pool((Slice(({"name": "gpu-0", "attributes": numa},)),))}))
+    old.observer.wait_for(lambda: bool(old.observer.failures))
+    (failure,) = old.observer.failures
+    assert (failure.status, failure.retryable) == (422, False)
+    assert failure.message.endswith("(feature gates that are off: DRAListTypeAttributes)")
+
+
+def test_a_refusal_for_another_reason_names_no_gate(old: Any) -> None:
+    publisher = old.publisher()
+    publisher.update(DriverResources({POOL: Pool((Slice(({"name": "NOT A NAME"},)),))}))
+    old.observer.wait_for(lambda: bool(old.observer.failures))
+    assert "feature gates" not in old.observer.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("device", "gates"),
+    [
+        ({"name": "taints"}, set()),
+        ({"name": "a", "attributes": {"taints": {"string": "ints"}}}, set()),
+        ({"name": "a", "taints": []}, set()),
+        ({"name": "a", "taints": [{"key": "k", "effect": "NoSchedule"}]}, {"DRADeviceTaints"}),
+        ({"name": "a", "attributes": {"x": {"strings": ["a"]}}}, {"DRAListTypeAttributes"}),
+        ({"name": "a", "allowMultipleAllocations": True}, {"DRAConsumableCapacity"}),
+        ({"name": "a", "consumesCounters": [{"counterSet": "s"}]}, {"DRAPartitionableDevices"}),
+    ],
+)
+def test_the_gates_of_a_content_are_those_of_the_fields_that_it_uses(device: Any, gates: set[str]) -> None:
+    assert gates_of(Slice((device,))) == gates
+
+
+def test_the_gates_of_a_whole_slice_are_known_too() -> None:
+    assert gates_of(Slice(per_device_node_selection=True)) == {"DRAPartitionableDevices"}
+    assert gates_of(Slice(skip_node_operations=("*",))) == {"DRAOptionalNodeOperations"}
+    assert gates_of(Slice(partition_type_attribute="a/b")) == {"DRAPartitionableDevicesType"}
+    assert gates_of(Slice(shared_counters=({"name": "s"},))) == {"DRAPartitionableDevices"}
 
 
 def test_nothing_is_stored_by_asking() -> None:
