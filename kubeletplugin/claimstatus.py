@@ -23,6 +23,9 @@ from kubeletplugin.publisher.queue import PoolQueue
 log = logging.getLogger(__name__)
 
 RETRY_CAP = 60.0
+PACE = 0.1
+"""Seconds between two writes. Claims come in bursts, and an apply costs the API server more than all else that a
+claim's preparation asks of it: nobody waits for the status, so it does not compete with pods that start."""
 FORBIDDEN_RETRY = 600.0
 """Seconds after which a server that forbade it is asked again: somebody may have mended the role."""
 _POINTLESS = frozenset({400, 404, 413, 422})
@@ -57,6 +60,7 @@ class ClaimStatusWriter:
         self._queue = PoolQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._stopping = threading.Event()
 
     def report(self, ref: ClaimRef, devices: Sequence[DeviceStatus]) -> None:
         """Say exactly this about the claim's devices from now on; nothing, where ``devices`` is empty. Returns at once.
@@ -82,6 +86,7 @@ class ClaimStatusWriter:
             self._closed = True
             thread = self._thread
         self._queue.close()
+        self._stopping.set()
         if thread is not None:
             thread.join(timeout=10.0)
 
@@ -94,6 +99,7 @@ class ClaimStatusWriter:
                     self._write(uid, word)
             finally:
                 self._queue.done()
+            self._stopping.wait(PACE)
 
     def _write(self, uid: str, word: Word) -> None:
         ref, devices = word

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeletplugin.api import ClaimRef, DeviceStatus
-from kubeletplugin.claimstatus import document, is_said
+from kubeletplugin.claimstatus import PACE, ClaimStatusWriter, document, is_said
 
 DRIVER = "net.example.com"
 REF = ClaimRef("default", "claim", "uid-1")
@@ -61,3 +61,27 @@ def test_it_is_said_when_both_name_the_same_devices(said: list[str], wanted: lis
     devices = [DeviceStatus("pool", name) for name in said]
     answer = is_said(DRIVER, claim(*entries(*devices)), [DeviceStatus("pool", name) for name in wanted])
     assert answer == (set(said) == set(wanted))
+
+
+class Client:
+    """Takes what is applied; ``KubeClient`` for the writer."""
+
+    def __init__(self) -> None:
+        self.applied: list[str] = []
+
+    def apply(self, path: str, body: Any, *, field_manager: str) -> dict[str, Any]:
+        self.applied.append(body["metadata"]["name"])
+        return {}
+
+
+def test_a_burst_is_written_at_a_pace_that_leaves_the_server_to_the_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    pauses: list[tuple[int, float | None]] = []
+    writer = ClaimStatusWriter(client, DRIVER)  # type: ignore[arg-type]  # apply is all that it uses
+    monkeypatch.setattr(writer._stopping, "wait", lambda timeout=None: pauses.append((len(client.applied), timeout)))
+    for number in range(3):
+        writer.report(ClaimRef("default", f"claim-{number}", f"uid-{number}"), [ETH1])
+    assert writer.settled(10)
+    writer.stop()
+    assert client.applied == ["claim-0", "claim-1", "claim-2"]
+    assert pauses == [(1, PACE), (2, PACE), (3, PACE)]
