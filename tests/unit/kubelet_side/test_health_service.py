@@ -129,6 +129,7 @@ def test_the_oldest_stream_goes_when_there_are_too_many(node: Node) -> None:
         wait_until(lambda: watchers[1].health(POOL, "eth1").status is UNKNOWN)
 
 
+@pytest.mark.bug("B111")
 def test_a_kubelet_that_hangs_up_frees_its_stream(node: Node) -> None:
     board = HealthBoard()
     board.report([device()])
@@ -138,6 +139,7 @@ def test_a_kubelet_that_hangs_up_frees_its_stream(node: Node) -> None:
         wait_until(lambda: service_of(plugin).streams() == 0)
 
 
+@pytest.mark.bug("B111")
 def test_stopping_does_not_wait_for_streams(node: Node) -> None:
     board = HealthBoard()
     board.report([device()])
