@@ -178,6 +178,7 @@ def _peers(gpus: Sequence[GpuSnapshot], links: Sequence[Sequence[NvLink]]) -> li
 
 def _tree(devices: Sequence[PciDevice], gpus: set[str]) -> list[dict[str, Any]]:
     roots: dict[tuple[str, int], dict[str, Any]] = {}
+    virtual = Counter(device.physfn for device in devices if device.physfn is not None)
     for device in devices:
         leaf = _leaf(device, gpus)
         if leaf is None or device.pcie_root is None:
@@ -186,6 +187,8 @@ def _tree(devices: Sequence[PciDevice], gpus: set[str]) -> list[dict[str, Any]]:
         branch = roots.setdefault((device.pcie_root.removeprefix("pci"), numa), {})
         for bridge in device.bridges:
             branch = branch.setdefault(bridge, {})
+        if virtual[device.address] and isinstance(leaf, dict):
+            leaf["vfs"] = virtual[device.address]
         branch[device.address] = leaf
     return [{"root": root, "numa": numa, "tree": tree} for (root, numa), tree in roots.items()]
 

@@ -12,7 +12,8 @@ below (a bridge) or a leaf::
               "17:00.0": {"18:00.0": {nic: mlx5_0, net: ibp24s0}}
               "17:01.0": {"1b:00.0": gpu}
 
-Leaves are ``gpu``, ``nvswitch``, ``nvme`` or ``{nic: <RDMA device or ->, net: <interface or ->, device: 0x1021}``.
+Leaves are ``gpu``, ``nvswitch``, ``nvme`` or ``{nic: <RDMA device or ->, net: <interface or ->, device: 0x1021}``;
+a NIC with ``vfs: 4`` has so many virtual functions, which follow it from the second function after it on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from native.pci import canonical_address
@@ -65,6 +66,10 @@ class PciDevice:
     net: str | None = None
     vendor: int = 0x10DE
     device: int = 0
+    vfs: int = 0
+    """How many SR-IOV virtual functions it has switched on."""
+    physfn: str | None = None
+    """Of a virtual function: the address of the physical one."""
 
 
 def read(section: object, field: str = "pcie") -> tuple[PciDevice, ...]:
@@ -109,7 +114,9 @@ def _below(tree: object, path: tuple[str, ...], numa: int, field: str) -> Iterat
             yield PciDevice(address, "bridge", here, numa, vendor=0x1000, device=0xC030)
             yield from _below(value, here, numa, where)
         else:
-            yield _leaf(value, address, here, numa, where)
+            leaf = _leaf(value, address, here, numa, where)
+            yield leaf
+            yield from _virtual_functions(leaf)
 
 
 def _address(key: object, root: str, field: str) -> str:
@@ -135,15 +142,48 @@ def _leaf(value: object, address: str, path: tuple[str, ...], numa: int, field: 
 
 
 def _nic(value: Mapping[str, Any], address: str, path: tuple[str, ...], numa: int, field: str) -> PciDevice:
-    unknown = value.keys() - {"nic", "net", "vendor", "device"}
+    unknown = value.keys() - {"nic", "net", "vendor", "device", "vfs"}
     if unknown:
         raise ProfileError(field, f"unknown key {', '.join(sorted(map(str, unknown)))}")
     ids = {"vendor": value.get("vendor", 0x15B3), "device": value.get("device", 0x1021)}
     for name, number in ids.items():
         if not isinstance(number, int) or not 0 <= number <= 0xFFFF:
             raise ProfileError(f"{field}.{name}", f"{number!r} is not a 16-bit number")
+    vfs = value.get("vfs", 0)
+    if not isinstance(vfs, int) or isinstance(vfs, bool) or not 0 <= vfs <= 128:
+        raise ProfileError(f"{field}.vfs", f"{vfs!r} is not a number from 0 to 128")
     names = [None if value.get(key) in (None, "-") else str(value[key]) for key in ("nic", "net")]
-    return PciDevice(address, "nic", path, numa, names[0], names[1], ids["vendor"], ids["device"])
+    return PciDevice(address, "nic", path, numa, names[0], names[1], ids["vendor"], ids["device"], vfs)
+
+
+def virtual_address(physical: str, number: int) -> str:
+    """The address of a virtual function: VF offset 2 and stride 1, as a two-port adapter has them.
+
+    Raises:
+        ProfileError: the bus has no room for it.
+    """
+    domain, bus, rest = physical.split(":")
+    device, function = rest.split(".")
+    place = (int(device, 16) << 3 | int(function, 16)) + 2 + number
+    if place > 0xFF:
+        raise ProfileError("pcie", f"bus {domain}:{bus} has no room for virtual function {number} of {physical}")
+    return f"{domain}:{bus}:{place >> 3:02x}.{place & 7}"
+
+
+def _virtual_functions(of: PciDevice) -> Iterator[PciDevice]:
+    for number in range(of.vfs):
+        address = virtual_address(of.address, number)
+        # ConnectX names a virtual function by the device id after its physical one
+        yield replace(
+            of,
+            address=address,
+            path=(*of.path[:-1], address),
+            infiniband=None,
+            net=None,
+            device=of.device + 1,
+            vfs=0,
+            physfn=of.address,
+        )
 
 
 def level(one: PciDevice, other: PciDevice) -> Level:

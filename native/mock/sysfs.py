@@ -13,7 +13,7 @@ from typing import Final
 
 from native.mock.boards import Gpu
 from native.mock.nodefile import near_cpus
-from native.mock.pcie import PciDevice
+from native.mock.pcie import PciDevice, virtual_address
 from native.mock.profile import Profile, parse_cpus
 
 _CLASSES: Final = {"bridge": 0x060400, "nic": 0x020000, "nvswitch": 0x068000, "nvme": 0x010802}
@@ -127,6 +127,7 @@ class SysTree:
             self._iommu(device, home, group)
         if device.kind == "nic":
             self._nic(device, home)
+            self._functions(device, home)
 
     @staticmethod
     def _uevent(driver: str, number: int, vendor: int, model: int, subsystem: int, address: str) -> str:
@@ -150,6 +151,16 @@ class SysTree:
             if name is not None:
                 self._link(home / kind / name / "device", home)
                 self._link(self._root / "class" / kind / name, home / kind / name)
+
+    def _functions(self, device: PciDevice, home: Path) -> None:
+        """SR-IOV: what links a physical function and its virtual ones (sysfs-bus-pci)."""
+        if device.physfn is not None:
+            self._link(home / "physfn", home.parent / device.physfn)
+        if device.vfs:
+            self._put(home / "sriov_totalvfs", str(device.vfs))
+            self._put(home / "sriov_numvfs", str(device.vfs))
+        for number in range(device.vfs):
+            self._link(home / f"virtfn{number}", home.parent / virtual_address(device.address, number))
 
     def _module(self) -> None:
         self._put(self._root / "module/nvidia/version", self._profile.driver_version)

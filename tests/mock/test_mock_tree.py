@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from native.mock import MockNode, ProfileError, nodefile, profiles
 from native.mock.tree import make_node
+from native.sysfs import read_host
 from tests.support.mocknodes import Node
 
 MATRICES = json.loads((Path(__file__).parent / "data" / "topo.json").read_text())["matrices"]
@@ -252,3 +254,34 @@ def test_activating_a_node_sets_the_environment_of_this_process(node_of: Node, m
         monkeypatch.setenv(name, "before")
     node.activate()
     assert {name: os.environ[name] for name in node.environment} == node.environment
+
+
+def with_functions(count: object, tmp_path: Path) -> Path:
+    """A T4 profile whose machine has a NIC with virtual functions."""
+    document = yaml.safe_load(profiles.text("t4"))
+    document["pcie"].append(
+        {"root": "0000:70", "numa": 0, "tree": {"70:01.0": {"71:00.0": {"nic": "mlx5_0", "net": "eth1", "vfs": count}}}}
+    )
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def test_a_nic_has_virtual_functions_that_know_their_physical_one(tmp_path: Path) -> None:
+    node = MockNode.create(tmp_path / "root", with_functions(7, tmp_path))
+    host = read_host(node.root / "sys", node.root / "proc")
+    functions = {device.address: device for device in host.nics if device.address.startswith("0000:71")}
+    assert list(functions) == ["0000:71:00.0", *(f"0000:71:00.{n}" for n in range(2, 8)), "0000:71:01.0"]
+    assert {device.physfn for device in functions.values()} == {None, "0000:71:00.0"}
+    assert functions["0000:71:00.0"].physfn is None
+    assert len({device.bridges for device in functions.values()}) == 1
+    physical = node.root / "sys/bus/pci/devices/0000:71:00.0"
+    assert (physical / "sriov_numvfs").read_text() == "7\n"
+    assert (physical / "virtfn6").resolve().name == "0000:71:01.0"
+    assert host.problems == ()
+
+
+@pytest.mark.parametrize(("count", "message"), [(-1, "vfs: -1"), (129, "vfs: 129"), ("many", "vfs: 'many'")])
+def test_a_wrong_number_of_virtual_functions_is_refused(count: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=message):
+        profiles.load(with_functions(count, tmp_path))
