@@ -111,7 +111,9 @@ class Driver:
 
     def report(self, status: HealthStatus, message: str = "") -> None:
         pool = self.driver.pool
-        self.board.report([DeviceHealth(pool, name, status, message) for name in self.driver.interfaces])
+        self.board.report(
+            [DeviceHealth(pool, name, status, message, timeout_seconds=600) for name in self.driver.interfaces]
+        )
 
 
 @pytest.fixture
