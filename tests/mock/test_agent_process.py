@@ -206,8 +206,13 @@ def test_a_slice_that_somebody_deleted_is_back(scene: Scene) -> None:
 
 def test_slices_come_back_after_the_kubelet_restarts(scene: Scene) -> None:
     running(scene)
+    before = {item["metadata"]["name"] for item in scene.slices()}
     scene.kubelet.restart()
-    scene.until(lambda: len(scene.devices()) == 8, "the devices again")
+
+    def published_anew() -> bool:
+        return len(scene.devices()) == 8 and before.isdisjoint(item["metadata"]["name"] for item in scene.slices())
+
+    scene.until(published_anew, "the devices again")
     scene.claim("later")
     assert scene.prepare("later")
 
