@@ -28,7 +28,7 @@ CODES = (
     NvmlReturn.FUNCTION_NOT_FOUND,
     NvmlReturn.GPU_IS_LOST,
 )
-CAPABLE = ("dgx-a100", "dgx-h100", "h200", "b200", "gb200", "rtx-pro-6000")
+CAPABLE = ("a30", "dgx-a100", "a100-80", "dgx-h100", "h100-nvl", "h200", "b200", "gb200", "rtx-pro-6000")
 BACKENDS = ("cffi", "pynvml")
 
 
@@ -69,23 +69,24 @@ def with_mig(
     node_of: Callable[[str], MockNode], activate: Callable[[MockNode], MockNode]
 ) -> Iterator[Callable[[str], tuple[MockNode, str]]]:
     """A node of a profile and the address of its first GPU, which has MIG on and is empty."""
-    made: list[tuple[MockNode, str]] = []
+    made: list[tuple[MockNode, str, bool]] = []
 
     def make(profile: str) -> tuple[MockNode, str]:
         node = activate(node_of(profile))
         address = node.profile.gpus[0].address
         library = opened(node, "cffi")
+        before = library.snapshot((address,)).gpus[0].mig_mode
         library.set_mig_mode(address, True)
         library.close()
-        made.append((node, address))
-        return made[-1]
+        made.append((node, address, before is not None and before[0]))
+        return node, address
 
     yield make
-    for node, address in made:
+    for node, address, was_on in made:
         node.set_failures([])
         library = opened(node, "cffi")
         clear(library, address)
-        library.set_mig_mode(address, False)
+        library.set_mig_mode(address, was_on)
         library.close()
 
 
