@@ -171,8 +171,8 @@ def test_a_handle_from_before_stays_lost_when_the_gpu_is_back(nvml: Nvml, addres
     assert nvml.number(MINOR, old) == -15
 
 
-@pytest.mark.parametrize("name", profiles.names())
-def test_any_gpu_of_any_profile_can_be_unplugged(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gb200", "l40s", "rtx-pro-6000"])
+def test_any_gpu_of_any_tree_can_be_unplugged(name: str, tmp_path: Path) -> None:
     node = MockNode.create(tmp_path / "root", name)
     for gpu in node.profile.gpus:
         node.unplug(gpu.address)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from native.mock import MockNode, Process, migtables
 from tests.support.mocknodes import Ask, Node
 from tests.support.nvmlcalls import Nvml
 
-CYCLES = int(os.environ.get("GPUDRA_MOCK_CYCLES", "500"))
+CYCLES = int(os.environ.get("GPUDRA_MOCK_CYCLES", "200"))
 CALLS = int(os.environ.get("GPUDRA_MOCK_CALLS", "20000"))
 Open = Callable[..., Nvml]
 
@@ -258,14 +260,13 @@ gi = pynvml.nvmlDeviceCreateGpuInstance(h, 19)
     assert len(nvml.node.instances(nvml.node.profile.gpus[0].address)) == 2
 
 
-def test_whoever_may_only_read_the_node_may_not_change_it(start: Open, ask: Ask, tmp_path: Path) -> None:
+def test_whoever_may_only_read_the_node_may_not_change_it(start: Open, ask: Ask) -> None:
     nvml = start()
     if os.geteuid() == 0 and not _can_drop_rights():
         pytest.skip("root here is refused nothing, and cannot become somebody else")
-    path = Path(nvml.node.environment["GPUDRA_MOCK_NODE"])
-    code = f"""
-os.setresuid(65534, 65534, 65534) if os.geteuid() == 0 else None
-os.environ["GPUDRA_MOCK_NODE"] = {str(path)!r}
+    code = """
+if os.geteuid() == 0:
+    os.setresuid(65534, 65534, 65534)
 pynvml.nvmlInit()
 h = pynvml.nvmlDeviceGetHandleByIndex(0)
 answer = [call(pynvml.nvmlDeviceCreateGpuInstance, h, 19), call(pynvml.nvmlDeviceSetPersistenceMode, h, 0),
@@ -273,11 +274,16 @@ answer = [call(pynvml.nvmlDeviceCreateGpuInstance, h, 19), call(pynvml.nvmlDevic
           call(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, h, 19), call(pynvml.nvmlDeviceGetMigMode, h),
           pynvml.nvmlDeviceGetGpuInstanceProfileInfo(h, 0).id]
 """
-    path.chmod(0o444)
-    for folder in path.parents:
-        if folder.is_relative_to(tmp_path.parent.parent):
-            folder.chmod(0o755)
-    assert ask(nvml.node, code) == [*[{"code": 4}] * 4, [1, 1], 19]
+    # the folders of pytest are closed to everybody else
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copy(nvml.node.environment["GPUDRA_MOCK_NODE"], folder / "node")
+        (folder / "node").chmod(0o444)
+        for minor in range(8):
+            (folder / f"nvidia{minor}").touch()
+        got = ask(nvml.node, code, GPUDRA_MOCK_NODE=str(folder / "node"), GPUDRA_MOCK_DEV=name)
+    assert got == [*[{"code": 4}] * 4, [1, 1], 19]
 
 
 def _can_drop_rights() -> bool:

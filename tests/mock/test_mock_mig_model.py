@@ -21,7 +21,7 @@ from tests.support.nvmlcalls import Nvml
 OK, INVALID, NOT_SUPPORTED, IN_USE, INSUFFICIENT = 0, 2, 3, 19, 23
 POOLS = ("slices", "copy", "decoder", "encoder", "jpeg", "ofa")
 CI_SLICES = (1, 2, 3, 4, 7)
-EXAMPLES = int(os.environ.get("GPUDRA_MOCK_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("GPUDRA_MOCK_EXAMPLES", "25"))
 
 
 @dataclass
