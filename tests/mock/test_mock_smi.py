@@ -259,3 +259,19 @@ def test_modes_and_the_time_slice_can_be_set(mig_node: MockNode) -> None:
     ]
     assert lines(mig_node, "compute-policy", "-l")[:2] == ["GPU 0: timeslice Default", "GPU 1: timeslice Medium"]
     assert smi(mig_node, "compute-policy", "--set-timeslice=7").returncode == 2
+
+
+def test_the_processes_of_all_gpus_are_queried_as_csv(mig_node: MockNode) -> None:
+    mig_node.set_processes("0000:43:00.0", [Process(41, "train", 512), Process(42, "Xorg", 8, "graphics")])
+    mig_node.set_processes("0000:52:00.0", [Process(43, "serve", 64)])
+    fields = "--query-compute-apps=pid,process_name,used_memory,gpu_uuid"
+    first, second = (mig_node.profile.gpus[index].uuid for index in (1, 2))
+    assert lines(mig_node, fields, "--format=csv") == [
+        "pid, process_name, used_memory [MiB], gpu_uuid",
+        f"41, train, 512 MiB, {first}",
+        f"43, serve, 64 MiB, {second}",
+    ]
+    assert lines(mig_node, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", "2") == [
+        "43, 64"
+    ]
+    assert smi(mig_node, "--query-compute-apps=shoe_size", "--format=csv").returncode == 2

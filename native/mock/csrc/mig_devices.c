@@ -5,6 +5,30 @@
 
 _Static_assert(sizeof(nvmlDeviceAttributes_t) == 40, "nvmlDeviceAttributes_t");
 
+static uint64_t hash(uint64_t seed, const char *bytes, size_t length)
+{
+    uint64_t value = UINT64_C(0xCBF29CE484222325) ^ seed; /* FNV-1a, finished as in splitmix64 */
+    for (size_t i = 0; i < length; ++i)
+        value = (value ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001B3);
+    value = (value ^ (value >> 30U)) * UINT64_C(0xBF58476D1CE4E5B9);
+    value = (value ^ (value >> 27U)) * UINT64_C(0x94D049BB133111EB);
+    return value ^ (value >> 31U);
+}
+
+/* Depends on the GPU's UUID, both ids and how many instances were made before: the same steps give the same UUIDs. */
+void mock_mig_uuid(const struct mock_gpu *gpu, unsigned int gi, unsigned int ci, char out[MOCK_UUID_ROOM])
+{
+    char text[MOCK_TEXT_BYTES + 64];
+    const size_t have = gpu->uuid.length > 0 ? (size_t)gpu->uuid.length : 0;
+    memcpy(text, gpu->uuid.bytes, have);
+    const int more = snprintf(text + have, sizeof(text) - have, "/%u/%u/%llu", gi, ci,
+                              (unsigned long long)gpu->gis[gi].cis[ci].tag);
+    const uint64_t high = hash(1, text, have + (size_t)more), low = hash(2, text, have + (size_t)more);
+    snprintf(out, MOCK_UUID_ROOM, "MIG-%08llx-%04llx-5%03llx-%04llx-%012llx", (unsigned long long)(high >> 32U),
+             (unsigned long long)(high >> 16U & 0xFFFFU), (unsigned long long)(high & 0xFFFU),
+             (unsigned long long)((low >> 48U & 0x3FFFU) | 0x8000U), (unsigned long long)(low & 0xFFFFFFFFFFFFU));
+}
+
 nvmlReturn_t impl_nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t gpuInstance, unsigned int profileId,
                                                      nvmlComputeInstance_t *computeInstances, unsigned int *count)
 {

@@ -128,6 +128,7 @@ static int usage(FILE *stream, int status)
             "  nvidia-smi -L                    list them and their MIG devices with UUIDs (also --list-gpus)\n"
             "  nvidia-smi -q -x                 everything, as XML\n"
             "  nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n"
+            "  nvidia-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]\n"
             "  nvidia-smi topo -m               how GPUs, NICs and CPUs are connected\n"
             "  nvidia-smi mig -lgip | -lgipp | -lgi | -lci\n"
             "  nvidia-smi mig -cgi PROFILE[:START],... [-C] | -cci [PROFILE,...] | -dci | -dgi\n"
@@ -328,6 +329,8 @@ static nvmlReturn_t perform(int argc, char **argv, const struct smi_options *opt
         return version();
     if (argc == 1 && strncmp(verb, "--query-gpu=", 12) == 0 && options->format != NULL)
         return smi_query(options, verb + 12);
+    if (argc == 1 && strncmp(verb, "--query-compute-apps=", 21) == 0 && options->format != NULL)
+        return smi_query_apps(options, verb + 21);
     if (argc == 2 && strcmp(verb, "-q") == 0 && strcmp(argv[1], "-x") == 0)
         return smi_xml(options);
     if (argc == 2 && strcmp(verb, "topo") == 0 && strcmp(argv[1], "-m") == 0)

@@ -30,6 +30,7 @@ nvmlReturn_t smi_mig(int argc, char **argv, const struct smi_options *options, b
 nvmlReturn_t smi_mig_mode(const struct smi_options *options, unsigned int mode);
 void smi_list_mig(nvmlDevice_t device);
 nvmlReturn_t smi_query(const struct smi_options *options, const char *fields);
+nvmlReturn_t smi_query_apps(const struct smi_options *options, const char *fields);
 nvmlReturn_t smi_xml(const struct smi_options *options);
 nvmlReturn_t smi_topology(void);
 /* The value of a --query-gpu field without its unit; false for a field that is unknown. */

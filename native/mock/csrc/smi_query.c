@@ -319,3 +319,70 @@ nvmlReturn_t smi_query(const struct smi_options *options, const char *fields)
         return NVML_ERROR_INVALID_ARGUMENT;
     return smi_for_each(options, row, &query);
 }
+
+static bool app_field(const char *name, nvmlDevice_t device, const nvmlProcessInfo_t *process, char room[TEXT_ROOM],
+                      const char **unit)
+{
+    char text[TEXT_ROOM] = "";
+    *unit = "";
+    if (strcmp(name, "pid") == 0) {
+        number(room, NVML_SUCCESS, process->pid);
+    } else if (strcmp(name, "process_name") == 0 || strcmp(name, "name") == 0) {
+        give(room, nvmlSystemGetProcessName(process->pid, text, sizeof(text)), text);
+    } else if (strcmp(name, "used_gpu_memory") == 0 || strcmp(name, "used_memory") == 0) {
+        number(room, NVML_SUCCESS, process->usedGpuMemory >> 20U);
+        *unit = " MiB";
+    } else {
+        return strncmp(name, "gpu_", 4) == 0 && smi_field(name, 0, device, room, unit);
+    }
+    return true;
+}
+
+static nvmlReturn_t app_rows(unsigned int index, nvmlDevice_t device, const void *argument)
+{
+    const struct query *query = argument;
+    nvmlProcessInfo_t found[MOCK_MAX_PROCESSES];
+    unsigned int count = MOCK_MAX_PROCESSES;
+    char name[TEXT_ROOM], room[TEXT_ROOM];
+    const char *unit;
+    (void)index;
+    const nvmlReturn_t result = nvmlDeviceGetComputeRunningProcesses_v3(device, &count, found);
+    for (unsigned int i = 0; result == NVML_SUCCESS && i < count; ++i) {
+        const char *at = query->fields;
+        for (bool first = true; next_name(&at, name); first = false) {
+            (void)app_field(name, device, &found[i], room, &unit); /* the header has checked the names */
+            printf("%s%s%s", first ? "" : ", ", room, query->units ? unit : "");
+        }
+        printf("\n");
+    }
+    return result;
+}
+
+nvmlReturn_t smi_query_apps(const struct smi_options *options, const char *fields)
+{
+    const char *format = options->format != NULL ? options->format : "";
+    const struct query query = {fields, strstr(format, "nounits") == NULL};
+    const nvmlProcessInfo_t nobody = {0};
+    char name[TEXT_ROOM], room[TEXT_ROOM];
+    const char *at = fields, *unit;
+    nvmlDevice_t device = mock_handle(0);
+    if (device == NULL) {
+        printf("No devices were found\n");
+        return NVML_ERROR_NOT_FOUND;
+    }
+    while (next_name(&at, name))
+        if (!app_field(name, device, &nobody, room, &unit)) {
+            printf("Field \"%s\" is not a valid field to query.\n\n", name);
+            return NVML_ERROR_INVALID_ARGUMENT;
+        }
+    at = fields;
+    for (bool first = true; strstr(format, "noheader") == NULL; first = false) {
+        if (!next_name(&at, name)) {
+            printf("\n");
+            break;
+        }
+        (void)app_field(name, device, &nobody, room, &unit);
+        printf("%s%s%s", first ? "" : ", ", name, *unit != '\0' && query.units ? " [MiB]" : "");
+    }
+    return smi_for_each(options, app_rows, &query);
+}
