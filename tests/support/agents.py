@@ -50,7 +50,7 @@ class Scene:
         self.plugins = folder / "plugins"
         self.cdi = folder / "cdi"
         self.registry.mkdir()
-        self.kubelet = Kubelet(self.registry, node_name=NODE, client=self.client, root_dir=folder, wiping_delay=1.0)
+        self.kubelet = Kubelet(self.registry, node_name=NODE, client=self.client, root_dir=folder)
         self.allocator = Allocator(self.client)
         self.log = folder / "agent.log"
         self.process: subprocess.Popen[bytes] | None = None
