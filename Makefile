@@ -32,7 +32,7 @@ lint: $(STAMPS)/env ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports
 
 unit: $(STAMPS)/env ## The tests alone
-	$(BIN)/pytest -m "not cluster and not gpu and not image" -n auto --dist loadfile --ignore tests/bench --ignore tests/cluster --ignore tests/gpu $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not cluster and not gpu and not image" -n auto --dist loadfile --ignore tests/bench --ignore tests/cluster --ignore tests/kubelet --ignore tests/gpu $(PYTEST_ARGS)
 
 test-cluster: $(STAMPS)/env ## Build etcd, Kubernetes, containerd and runc, start them, run the cluster tests, take all down
 	$(BIN)/python -m hack.cluster test --k8s $(K8S) -- $(PYTEST_ARGS)

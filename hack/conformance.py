@@ -24,7 +24,7 @@ NODE = "test/e2e_node/dra_test.go"
 E2E = "test/e2e/dra/dra.go"
 
 _FILES = {
-    "kubelet": "tests/cluster/test_kubelet_plugin.py",
+    "kubelet": "tests/kubelet/test_kubelet_plugin.py",
     "claims": "tests/cluster/test_claims.py",
     "restarts": "tests/cluster/test_restarts.py",
     "bad": "tests/cluster/test_bad_input.py",

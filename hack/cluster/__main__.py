@@ -82,7 +82,8 @@ def _test(layout: Layout, arguments: argparse.Namespace) -> int:
         "GPUDRA_TEST_CA": str(layout.ca),
     }
     repository = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *TESTED, *arguments.pytest]
+    named = [argument for argument in arguments.pytest if argument.startswith("tests/")]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *([] if named else TESTED), *arguments.pytest]
     try:
         return subprocess.run(command, cwd=repository, env=environment, check=False).returncode
     finally:

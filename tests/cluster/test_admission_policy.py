@@ -174,4 +174,9 @@ def test_the_role_of_the_agent_reaches_nothing_else(token_of_node_a: Api) -> Non
     }  # fmt: skip
     slices = {("resourceslices", verb) for verb in ("get", "list", "watch", "create", "update", "delete")}
     events = {("events", "create"), ("events", "patch")}
-    assert granted - everybody == slices | events | {("resourceclaims", "get"), ("nodes", "get")}
+    claims = {
+        ("resourceclaims", "get"),
+        ("resourceclaims/status", "patch"),
+        ("resourceclaims/driver", "associated-node:patch"),
+    }
+    assert granted - everybody == slices | events | claims | {("nodes", "get")}
