@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kubeletplugin.client import KubeClient
-from kubeletplugin.testing.allocator import Allocator
+from kubeletplugin.testing.allocator import AllocationError, Allocator
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
 from kubeletplugin.testing.kubelet import Kubelet
 from native.mock import MockNode
@@ -171,10 +171,18 @@ class Scene:
                 "spec": {"devices": devices},
             },
         )
-        allocated: dict[str, Any] = self.allocator.allocate(
-            "default", name, node_name=NODE, pod_name=pod or name, pod_uid=f"pod-{pod or name}"
-        )
-        return allocated
+
+        def allocated() -> dict[str, Any] | None:
+            # Slices come and go around a restart: a scheduler would try again, too.
+            try:
+                return self.allocator.allocate(
+                    "default", name, node_name=NODE, pod_name=pod or name, pod_uid=f"pod-{pod or name}"
+                )
+            except AllocationError:
+                return None
+
+        made: dict[str, Any] = self.until(allocated, f"an allocation for {name}")
+        return made
 
     def prepare(self, *names: str) -> list[str]:
         """Prepare the claims for the pod of the first one's name; gives the CDI devices of all."""
