@@ -32,6 +32,7 @@ from native.devnodes import read_node
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from driver.node import NodeReader
     from kubeletplugin.healthserver import HealthServer
     from native.uevents import UeventWatcher
 
@@ -80,8 +81,7 @@ class Agent:
             observer=self._observer,
         )
         self._known_problems: frozenset[Problem] = frozenset()
-        self._close_reader = _nothing
-        self._published: tuple[tuple[tuple[api.JSON, ...], ...], bool] | None = None
+        self._reader: NodeReader | None = None
 
     def run(self, stop: threading.Event) -> int:
         """Serve until ``stop`` is set.
@@ -172,7 +172,8 @@ class Agent:
         if parts.health is not None:
             parts.health.stop()
         self._observer.close()
-        self._close_reader()
+        if self._reader is not None:
+            self._reader.close()
         log.info("ended")
 
     def _readiness(self) -> str | None:
@@ -186,7 +187,7 @@ class Agent:
     # the node
 
     def _read(self) -> NodeInventory:
-        if self._close_reader is _nothing:
+        if self._reader is None:
             # Imported here: this thread may wait for NVML, the registration may not.
             from driver.node import NodePaths, NodeReader
 
@@ -198,7 +199,6 @@ class Agent:
                 Path(settings.nvml_library) if settings.nvml_library else None,
             )
             self._reader = NodeReader(paths, backend=settings.nvml_backend, deadline=settings.nvml_deadline_seconds)
-            self._close_reader = self._reader.close
         return self._reader.read()
 
     def _measured(self, seconds: float, failure: str | None) -> None:
@@ -236,9 +236,6 @@ class Agent:
         pool = build_pool(inventory, node_name=settings.node_name, driver_name=settings.driver_name, taints=taints)
         for withheld in pool.withheld:
             log.warning("not published: %s: %s", withheld.device, withheld.reason)
-        if self._published == (pool.slices, driver_gone):
-            return
-        self._published = (pool.slices, driver_gone)
         self._plugin.publish(resources(pool))
 
     # claims
@@ -290,10 +287,6 @@ class Agent:
             if done:
                 log.info(text, extra={"claims": done})
         count_prepared(self._preparer, self._metrics)
-
-
-def _nothing() -> None:
-    """No reader is open."""
 
 
 def connect(settings: Settings) -> KubeClient:
