@@ -20,7 +20,7 @@ from driver.bridge import AgentObserver, ClaimHandler, count_prepared, resources
 from driver.discovery import Discovery, View
 from driver.metrics import Deferred, Metrics
 from driver.model import DriverFiles, GpuState, NodeInventory, Problem
-from driver.prepare import DeviceNodes, DriverRoot, HostEdits, Preparer, read_boot_id
+from driver.prepare import DeviceNodes, DriverRoot, HostEdits, PatientPreparer, Preparer, read_boot_id
 from driver.publish import build_pool, pool_name
 from driver.settings import Settings
 from kubeletplugin import api
@@ -70,10 +70,11 @@ class Agent:
             measured=self._measured,
         )
         self._preparer = self._make_preparer()
+        self._patient = PatientPreparer(self._preparer, settings.prepare_wait_seconds)
         self._plugin = Plugin(
             settings.driver_name,
             settings.node_name,
-            ClaimHandler(self._preparer, self._metrics, self._say),
+            ClaimHandler(self._patient, self._metrics, self._say),
             client=self._client,
             plugins_dir=Path(settings.plugins_dir),
             registry_dir=Path(settings.registry_dir),
@@ -166,6 +167,7 @@ class Agent:
 
     def _shut_down(self, parts: _Parts) -> None:
         log.info("ending: calls in hand are finished, published slices stay")
+        self._patient.close()
         parts.uevents.stop()
         self._discovery.stop(1.0)
         self._plugin.stop(SHUTDOWN_SECONDS)
@@ -286,7 +288,8 @@ class Agent:
         ):
             if done:
                 log.info(text, extra={"claims": done})
-        count_prepared(self._preparer, self._metrics)
+        count_prepared(self._preparer.prepared(), self._metrics)
+        self._patient.changed()
 
 
 def connect(settings: Settings) -> KubeClient:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from driver.metrics import Deferred, Metrics
-from driver.prepare import ClaimError, ClaimRecord, ClaimRef, Preparer
+from driver.prepare import ClaimError, ClaimRecord, ClaimRef, PatientPreparer
 from driver.publish import PoolDocument
 from kubeletplugin import api
 
@@ -23,9 +23,8 @@ def resources(pool: PoolDocument) -> api.DriverResources:
     return api.DriverResources({pool.name: api.Pool(tuple(api.Slice(devices=devices) for devices in pool.slices))})
 
 
-def count_prepared(preparer: Preparer, metrics: Deferred) -> None:
+def count_prepared(records: Sequence[ClaimRecord], metrics: Deferred) -> None:
     """Tell the metrics what is prepared."""
-    records = preparer.prepared()
     devices = sum(len(record.devices) for record in records)
 
     def tell(to: Metrics) -> None:
@@ -40,7 +39,7 @@ Say: TypeAlias = Callable[[api.Claim, Sequence[api.DeviceStatus]], None]
 
 
 class ClaimHandler:
-    """The plugin library's ``Handler`` over the driver's ``Preparer``.
+    """The plugin library's ``Handler`` over the driver's ``PatientPreparer``.
 
     Args:
         preparer: does the work.
@@ -48,7 +47,7 @@ class ClaimHandler:
         say: tells people which hardware a claim has; ``None`` says nothing.
     """
 
-    def __init__(self, preparer: Preparer, metrics: Deferred, say: Say | None = None) -> None:
+    def __init__(self, preparer: PatientPreparer, metrics: Deferred, say: Say | None = None) -> None:
         self._preparer = preparer
         self._metrics = metrics
         self._say = say
@@ -67,7 +66,7 @@ class ClaimHandler:
             results[claim.ref.uid] = [
                 api.PreparedDevice(d.requests, d.pool, d.device, d.cdi_device_ids, d.share_id) for d in answer
             ]
-        count_prepared(self._preparer, self._metrics)
+        count_prepared(self._preparer.prepared(), self._metrics)
         self._tell([claim for claim in claims if not isinstance(results[claim.ref.uid], api.PrepareError)])
         return results
 
@@ -90,7 +89,7 @@ class ClaimHandler:
                 log.info("unprepared claim %s", ref)
             else:
                 log.warning("cannot unprepare claim %s: %s", ref, answer)
-        count_prepared(self._preparer, self._metrics)
+        count_prepared(self._preparer.prepared(), self._metrics)
         return {uid: None if answer is None else _error(answer) for uid, answer in answers.items()}
 
 

@@ -71,6 +71,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long one reading of the whole node may take before the GPU in hand counts as wedged."""
     driver_retry_seconds: Seconds = 5.0
     """How often a driver that is not there is looked for."""
+    prepare_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=35)] = 20.0
+    """How long one Prepare may wait for the driver's first reading of the node or for a GPU whose former claim is
+    still being undone, before the kubelet is told to come again (which may take it a minute); 0 does not wait."""
 
     metrics_port: Port = 8080
     """0 picks a free port, -1 turns it off."""

@@ -65,7 +65,7 @@ class ClaimCalls:
         handler: the driver.
         reader: gets claims.
         observer: told how each claim's part of a call ended.
-        workers: handler calls that may run at once.
+        workers: handler calls of each kind that may run at once.
         metadata: writes what containers are to know of devices; ``None``: nothing is handed out.
         lock: held around each handler call; ``None``: calls about different claims run side by side.
     """
@@ -88,7 +88,10 @@ class ClaimCalls:
         self._reader = reader
         self._observer = observer
         self._queues = ClaimQueues()
-        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="dra-handler")
+        # A Prepare may wait for what only an Unprepare frees, so neither ever stands in the other's way.
+        self._workers = {
+            kind: ThreadPoolExecutor(workers, thread_name_prefix=f"dra-{kind}") for kind in ("prepare", "unprepare")
+        }
         self._fetchers = ThreadPoolExecutor(workers, thread_name_prefix="dra-fetch")
 
     def prepare(self, refs: Sequence[ClaimRef], call: Call) -> dict[str, Outcome]:
@@ -111,7 +114,8 @@ class ClaimCalls:
         """Takes no more work. A handler call that still runs is left to itself."""
         if self._lock is not None:
             self._lock.close()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for pool in self._workers.values():
+            pool.shutdown(wait=False, cancel_futures=True)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, refs: Sequence[ClaimRef], call: Call, work: Work) -> dict[str, Outcome]:
@@ -137,7 +141,7 @@ class ClaimCalls:
         """Runs the work in a worker thread that gives the turns up when it ends, even after the deadline."""
         context = contextvars.copy_context()
         try:
-            future = self._workers.submit(context.run, self._work_and_leave, batch, turns, call, work)
+            future = self._workers[call.kind].submit(context.run, self._work_and_leave, batch, turns, call, work)
         except RuntimeError:  # the pool is shut down
             return self._shutting_down(batch, turns)
         try:

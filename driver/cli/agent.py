@@ -71,6 +71,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "rescan_seconds": "how often the node is read without a cause (default: 60)",
         "nvml_deadline_seconds": "after how long a reading that hangs marks its GPU (default: 30)",
         "driver_retry_seconds": "how often an absent driver is looked for (default: 5)",
+        "prepare_wait_seconds": "how long a claim waits for the first reading of the node, or for a GPU whose former "
+        "claim is still being undone, before the kubelet is told to come again (default: 20, 0: not at all)",
     },
     "watching the agent": {
         "metrics_port": "port of /metrics; 0: a free one, -1: none (default: 8080)",

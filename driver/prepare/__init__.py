@@ -11,6 +11,7 @@ from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 from driver.prepare.recovery import Recovery
 from driver.prepare.session import read_boot_id
 from driver.prepare.state import PreparedDevice, Preparer
+from driver.prepare.waiting import PatientPreparer
 
 __all__ = [
     "ClaimError",
@@ -24,6 +25,7 @@ __all__ = [
     "EditsSource",
     "HostEdits",
     "NodeStatus",
+    "PatientPreparer",
     "Phase",
     "PreparedDevice",
     "Preparer",

@@ -153,12 +153,26 @@ def test_without_a_driver_it_registers_publishes_nothing_and_still_unprepares(sc
     scene.until(lambda: len(scene.devices()) == 8, "all devices once the driver is there")
 
 
-def test_a_claim_that_comes_before_the_first_reading_is_told_to_wait_and_succeeds_later(scene: Scene) -> None:
+def test_a_claim_that_comes_before_the_first_reading_waits_for_it(scene: Scene) -> None:
     running(scene)
     scene.claim("early")
     scene.end(signal.SIGKILL)
     scene.node.set_driver_loaded(False)
     scene.start()
+    scene.registered()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(scene.prepare, "early")
+        scene.until(lambda: scene.logged("waits at most 20 s"), "a word about what is waited for")
+        scene.node.set_driver_loaded(True)
+        assert len(waiting.result(30)) == 1
+
+
+def test_a_claim_that_waited_in_vain_for_the_first_reading_is_told_why_and_succeeds_later(scene: Scene) -> None:
+    running(scene)
+    scene.claim("early")
+    scene.end(signal.SIGKILL)
+    scene.node.set_driver_loaded(False)
+    scene.start(prepare_wait_seconds=0.5)
     scene.registered()
     with pytest.raises(KubeletError, match="no picture of this node's GPUs yet"):
         scene.prepare("early")
@@ -166,6 +180,22 @@ def test_a_claim_that_comes_before_the_first_reading_is_told_to_wait_and_succeed
     scene.node.set_driver_loaded(True)
     scene.until(lambda: len(scene.logged("the node was read")) > readings, "the first reading")
     assert len(scene.prepare("early")) == 1
+
+
+def test_a_gpu_whose_pod_was_deleted_by_force_goes_to_the_next_pod_as_soon_as_the_kubelet_has_undone_it(
+    scene: Scene,
+) -> None:
+    running(scene)
+    scene.claim("first", 8)
+    scene.prepare("first")
+    scene.allocator.release("default", "first", pod_uid="pod-first")
+    scene.claim("second")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(scene.prepare, "second")
+        scene.until(lambda: scene.logged("waits at most 20 s"), "a word about who holds the GPU")
+        assert not waiting.done()
+        scene.unprepare("first")
+        assert len(waiting.result(30)) == 1
 
 
 def test_a_driver_that_goes_away_taints_every_device_until_it_is_back(scene: Scene) -> None:

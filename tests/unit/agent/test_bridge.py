@@ -169,7 +169,7 @@ def test_what_is_prepared_is_counted_from_the_records(
         ClaimRecord(ClaimRef("ns", "one", "uid-1"), Phase.PREPARED, (device, device)),
         ClaimRecord(ClaimRef("ns", "two", "uid-2"), Phase.PREPARED, (device,)),
     )
-    count_prepared(preparer, deferred)  # type: ignore[arg-type]
+    count_prepared(preparer.prepared(), deferred)
     assert metrics.registry.get_sample_value("gpudra_prepared_claims") == 2
     assert metrics.registry.get_sample_value("gpudra_prepared_devices", {"type": "gpu"}) == 3
 

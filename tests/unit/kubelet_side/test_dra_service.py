@@ -328,6 +328,21 @@ def test_claims_are_prepared_side_by_side(
     assert all(not entry.error for call in calls for entry in call.result().claims.values())
 
 
+def test_claims_that_are_being_prepared_never_keep_others_from_being_undone(
+    node: Node, aside: ThreadPoolExecutor
+) -> None:
+    node.api.add_claim(ref(1))
+    gate = node.driver.hold("uid-1")
+    with node.plugin(workers=1), node.stub() as dra:
+        waiting = aside.submit(dra.NodePrepareResources, prepare_request(ref(1)), timeout=30)
+        assert node.driver.entered["uid-1"].wait(10)
+        undone = dra.NodeUnprepareResources(unprepare_request(ref(2)), timeout=10)
+        assert undone.claims["uid-2"].error == ""
+        assert not waiting.done(), "it may be waiting for just that"
+        gate.set()
+        assert waiting.result().claims["uid-1"].error == ""
+
+
 def test_when_all_workers_are_busy_the_kubelet_is_told_so_in_time(node: Node, aside: ThreadPoolExecutor) -> None:
     node.api.add_claim(ref(1))
     node.api.add_claim(ref(2))
