@@ -24,25 +24,26 @@ NODE = "test/e2e_node/dra_test.go"
 E2E = "test/e2e/dra/dra.go"
 
 _FILES = {
-    "kubelet": "tests/kubelet/test_kubelet_plugin.py",
+    "calls": "tests/kubelet/test_calls_of_the_kubelet.py",
+    "registering": "tests/kubelet/test_registering.py",
+    "two": "tests/kubelet/test_two_drivers.py",
+    "gone": "tests/kubelet/test_gone_and_back.py",
+    "health": "tests/kubelet/test_health_of_devices.py",
+    "shares": "tests/kubelet/test_shares.py",
+    "metadata": "tests/kubelet/test_metadata_in_containers.py",
+    "updates": "tests/kubelet/test_slices_and_updates.py",
     "claims": "tests/cluster/test_claims.py",
     "restarts": "tests/cluster/test_restarts.py",
-    "bad": "tests/cluster/test_bad_input.py",
     "policy": "tests/cluster/test_admission_policy.py",
     "daemonset": "tests/cluster/test_daemonset.py",
+    "status": "tests/cluster/test_claim_status.py",
     "plugin": "tests/unit/kubelet_side/test_plugin.py",
-    "dra": "tests/unit/kubelet_side/test_dra_service.py",
-    "stand-in": "tests/unit/kubelet_side/test_kubelet_stand_in.py",
-    "health": "tests/unit/kubelet_side/test_health_service.py",
+    "streams": "tests/unit/kubelet_side/test_health_service.py",
     "board": "tests/unit/kubelet_side/test_health.py",
     "rolling": "tests/unit/kubelet_side/test_rolling_update.py",
-    "metadata": "tests/unit/kubelet_side/test_metadata.py",
-    "status": "tests/unit/kubelet_side/test_claim_status.py",
     "sockets": "tests/unit/upstream/test_registration.py",
     "slices": "tests/unit/upstream/test_slice_controller.py",
     "publisher": "tests/unit/publisher/test_publisher.py",
-    "features": "tests/unit/publisher/test_features.py",
-    "apply": "tests/contract/apiserver/test_apply.py",
 }
 
 _API = "The API server's alone: its objects, validation, quota, or the rights of other accounts."
@@ -57,7 +58,12 @@ _TAINTS = (
     "What a taint does is the scheduler's and a controller's affair; that it is published is tested with the publisher."
 )
 _ONE_SOCKET = "Registration and the DRA service always have a socket each here, so there is no common one to lose."
-_NO_PLUGIN = "About nodes without a plugin, or calls that the kubelet does not make."
+_ALWAYS_SERVED = (
+    "A different order on purpose: here the DRA service answers before there is a registration socket, and both end"
+    " together, so no kubelet ever meets a registered plugin without its service"
+    " (tests/unit/kubelet_side/test_plugin.py::test_the_service_answers_before_anybody_can_register_it)."
+)
+_SKIPPED = "Decided by the kubelet from the slice; skipNodeOperations itself is published (alpha gate, off by default)."
 _KUBELET = "The kubelet's own: nothing of it reaches the plugin."
 
 _FOREIGN_STATUS = (
@@ -66,155 +72,138 @@ _FOREIGN_STATUS = (
 
 COVERED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     NODE: {
-        "must register after Kubelet restart": ("kubelet::test_it_registers_again_after_a_restart_of_the_kubelet",),
-        "must register after plugin restart": ("kubelet::test_it_registers_again_after_a_restart_of_the_plugin",),
+        "must register after Kubelet restart": ("registering::test_it_registers_again_after_a_restart_of_the_kubelet",),
+        "must register after plugin restart": ("registering::test_it_registers_again_after_a_restart_of_the_plugin",),
         "must recover and register after registration failure": (
-            "stand-in::test_a_plugin_that_no_kubelet_accepts_is_refused_and_told_why",
-            "stand-in::test_a_killed_plugins_sockets_keep_nobody_from_registering",
+            "registering::test_it_registers_after_a_call_of_the_registration_failed",
         ),
         "must recover and register after NotifyRegistrationStatus failure": (
-            "plugin::test_the_kubelets_word_is_kept_and_passed_on",
+            "registering::test_it_registers_after_a_call_of_the_registration_failed",
         ),
         "must process pod created when kubelet is not running": (
-            "kubelet::test_a_pod_made_while_no_kubelet_ran_is_prepared",
+            "calls::test_a_pod_made_while_no_kubelet_ran_is_prepared",
         ),
         "must keep pod in pending state if NodePrepareResources times out": (
-            "kubelet::test_a_pod_stays_pending_while_prepare_hangs_and_runs_after",
-            "stand-in::test_a_call_that_takes_too_long_is_a_failure_that_names_what_still_runs",
+            "calls::test_a_pod_stays_pending_while_prepare_hangs_and_runs_after",
         ),
         "must run pod if NodePrepareResources fails and then succeeds": (
-            "kubelet::test_a_pod_runs_after_prepare_failed_and_then_succeeds",
+            "calls::test_a_pod_runs_after_prepare_failed_and_then_succeeds",
         ),
         "must run pod if NodeUnprepareResources fails and then succeeds": (
-            "kubelet::test_unprepare_is_repeated_until_it_succeeds",
+            "calls::test_a_pod_that_ended_is_unprepared_although_that_failed_at_first",
         ),
         "must retry NodePrepareResources after Kubelet restart": (
-            "kubelet::test_a_call_in_progress_is_repeated_after_a_restart_of_the_kubelet",
+            "calls::test_a_prepare_that_failed_is_tried_again_after_a_restart_of_the_kubelet",
         ),
         "must retry NodeUnprepareResources after Kubelet restart": (
-            "kubelet::test_a_call_in_progress_is_repeated_after_a_restart_of_the_kubelet",
+            "calls::test_an_unprepare_that_failed_is_tried_again_after_a_restart_of_the_kubelet",
         ),
         "must call NodeUnprepareResources for deleted pod": (
-            "kubelet::test_a_pod_deleted_while_prepare_fails_is_unprepared",
+            "calls::test_unprepare_goes_on_until_it_succeeds_although_the_pod_is_deleted",
         ),
         "must call NodeUnprepareResources for deleted pod after Kubelet restart": (
-            "kubelet::test_a_pod_deleted_while_no_kubelet_ran_is_unprepared",
+            "gone::test_a_claim_of_a_pod_that_was_forced_out_is_unprepared_after_a_restart_of_the_kubelet",
         ),
-        "must be functional when plugin starts to listen on a service socket after registration: 2 sockets": (
-            "stand-in::test_a_plugin_is_registered_and_told_so",
+        "must not call NodePrepareResources for deleted pod after Kubelet restart": (
+            "calls::test_prepare_is_not_called_for_a_pod_that_was_deleted_while_no_kubelet_ran",
         ),
         "must be functional after service reconnect: 2 sockets": (
-            "kubelet::test_it_registers_again_after_a_restart_of_the_plugin",
-            "plugin::test_a_kubelet_that_pings_an_idle_connection_is_never_sent_away",
+            "gone::test_the_one_that_was_away_long_is_taken_back_with_slices_and_health",
+            "gone::test_a_pod_from_before_is_unprepared_by_the_plugin_that_is_back",
         ),
-        "must report gRPC serving error: for registrar": ("plugin::test_a_failed_start_raises_and_leaves_nothing",),
-        "must report gRPC serving error: for DRA service": (
-            "plugin::test_a_failed_start_raises_and_leaves_nothing",
-            "plugin::test_a_socket_that_somebody_removed_is_noticed",
-        ),
-        "must prepare and unprepare resources": (
-            "stand-in::test_every_driver_of_a_claim_is_called_and_their_devices_are_joined",
-        ),
+        "must report gRPC serving error: for registrar": ("plugin::test_a_socket_that_somebody_removed_is_noticed",),
+        "must report gRPC serving error: for DRA service": ("plugin::test_a_socket_that_somebody_removed_is_noticed",),
+        "must prepare and unprepare resources": ("two::test_a_claim_of_both_is_prepared_and_unprepared_by_both",),
         "must run pod if NodePrepareResources fails for one plugin and then succeeds": (
-            "kubelet::test_a_pod_runs_after_prepare_failed_and_then_succeeds",
-            "stand-in::test_a_claim_that_fails_is_tried_again_with_the_others",
+            "two::test_a_pod_runs_after_prepare_of_one_failed_and_then_succeeds",
         ),
         "must run pod if NodeUnprepareResources fails for one plugin and then succeeds": (
-            "kubelet::test_unprepare_is_repeated_until_it_succeeds",
-            "stand-in::test_an_unprepare_that_fails_keeps_the_claim_for_the_next_try",
+            "two::test_a_pod_ends_after_unprepare_of_one_failed_and_then_succeeds",
         ),
         "must run pod if NodePrepareResources is in progress for one plugin when Kubelet restarts": (
-            "kubelet::test_a_call_in_progress_is_repeated_after_a_restart_of_the_kubelet",
-            "dra::test_a_retry_finds_the_work_of_the_call_that_took_too_long",
+            "two::test_a_pod_runs_although_the_kubelet_restarted_while_one_was_at_work",
         ),
         "must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts": (
-            "kubelet::test_a_call_in_progress_is_repeated_after_a_restart_of_the_kubelet",
+            "two::test_unprepare_is_called_again_when_the_kubelet_restarted_while_one_was_at_work",
         ),
         "must be removed on kubelet startup": (
-            "kubelet::test_slices_are_removed_by_a_starting_kubelet_and_come_back",
-            "restarts::test_slices_come_back_after_a_restart_of_the_kubelet",
+            "updates::test_slices_are_removed_by_a_starting_kubelet_and_come_back_those_of_other_nodes_stay",
         ),
         "must be removed after plugin unregistration": (
-            "kubelet::test_slices_are_removed_half_a_minute_after_the_plugin_ended",
+            "gone::test_the_slices_of_the_one_that_was_away_long_were_removed",
         ),
         "must be removed if plugin stops after registration: 2 sockets": (
-            "kubelet::test_slices_are_removed_half_a_minute_after_the_plugin_ended",
-            "stand-in::test_slices_are_wiped_at_the_start_and_after_a_driver_is_gone",
+            "gone::test_the_slices_of_the_one_that_was_away_long_were_removed",
         ),
         "must not be removed if plugin restarts quickly enough: 2 sockets": (
-            "kubelet::test_slices_stay_if_the_plugin_is_back_soon",
+            "gone::test_the_slices_of_the_one_that_was_back_at_once_are_the_same",
         ),
         "should reflect device health changes in the Pod's status": (
-            "kubelet::test_pod_status_follows_the_health_of_its_device_within_a_minute",
-            "health::test_pod_status_follows_the_device",
+            "health::test_pod_status_follows_the_health_of_its_device_within_a_minute",
         ),
         "should reflect device health changes for a plugin which only supports the v1alpha1 health API": (
-            "health::test_pod_status_follows_the_device",
-            "health::test_each_version_sees_healthy_unhealthy_healthy",
+            "health::test_pod_status_follows_the_health_of_its_device_within_a_minute",
         ),
         "should reflect device health changes for a plugin which only supports the v1 health API": (
-            "health::test_each_version_sees_healthy_unhealthy_healthy",
+            "health::test_pod_status_follows_the_health_of_its_device_within_a_minute",
         ),
         "should update health to Unknown when plugin stops and recover upon restart": (
-            "kubelet::test_health_is_unknown_without_the_plugin_and_known_again_with_it",
+            "gone::test_health_was_unknown_without_the_plugin",
+            "gone::test_the_one_that_was_away_long_is_taken_back_with_slices_and_health",
         ),
         "should automatically reconnect both DRA and Health API after connection drop": (
-            "health::test_a_kubelet_that_hangs_up_frees_its_stream",
-            "kubelet::test_health_is_unknown_without_the_plugin_and_known_again_with_it",
+            "gone::test_health_was_unknown_without_the_plugin",
+            "gone::test_a_new_pod_runs_and_its_health_is_followed",
         ),
         "should handle concurrent DRA operations and health monitoring without connection issues": (
-            "health::test_more_streams_than_all_workers_leave_prepare_and_registration_alone",
+            "health::test_three_pods_and_their_health_are_served_at_the_same_time",
+            "streams::test_more_streams_than_all_workers_leave_prepare_and_registration_alone",
         ),
         "should reflect device health changes for devices with ShareID": (
             "health::test_shares_of_a_device_are_as_well_as_the_device",
         ),
         "must be functional when plugin starts to listen on a service socket after registration with the specified "
         "allocation results: without ShareID": (
-            "dra::test_a_device_without_share_has_none_and_request_names_are_not_repeated",
+            "shares::test_the_devices_of_an_allocation_are_prepared_share_by_share",
         ),
         "must be functional when plugin starts to listen on a service socket after registration with the specified "
-        "allocation results: with a ShareID": ("dra::test_a_prepared_claim_is_answered_with_its_devices",),
+        "allocation results: with a ShareID": (
+            "shares::test_the_devices_of_an_allocation_are_prepared_share_by_share",
+        ),
         "must be functional when plugin starts to listen on a service socket after registration with the specified "
         "allocation results: same device with two ShareIDs": (
-            "dra::test_two_shares_of_one_device_are_two_devices_of_the_answer",
-            "apply::test_a_share_is_an_entry_of_its_own",
+            "shares::test_the_devices_of_an_allocation_are_prepared_share_by_share",
         ),
     },
     E2E: {
-        "registers plugin": ("kubelet::test_it_registers_again_after_a_restart_of_the_plugin",),
-        "must retry NodePrepareResources": ("kubelet::test_a_pod_runs_after_prepare_failed_and_then_succeeds",),
-        "must not run a pod if a claim is not ready": (
-            "stand-in::test_a_pod_that_may_not_use_the_claim_reaches_no_driver",
-            "dra::test_a_claim_that_is_not_allocated_never_reaches_the_driver",
-        ),
-        "must unprepare resources for force-deleted pod": ("kubelet::test_a_force_deleted_pod_is_unprepared",),
+        "registers plugin": ("registering::test_it_registers_again_after_a_restart_of_the_plugin",),
+        "must retry NodePrepareResources": ("calls::test_a_pod_runs_after_prepare_failed_and_then_succeeds",),
+        "must not run a pod if a claim is not ready": ("calls::test_a_pod_whose_claim_is_not_allocated_does_not_run",),
+        "must unprepare resources for force-deleted pod": ("calls::test_a_force_deleted_pod_is_unprepared",),
         "must call NodePrepareResources even if not used by any container": (
-            "kubelet::test_a_claim_that_no_container_uses_is_prepared_all_the_same",
+            "calls::test_a_claim_that_no_container_uses_is_prepared_all_the_same",
             "claims::test_a_pod_may_hold_a_claim_that_no_container_uses",
         ),
         "must map configs and devices to the right containers": (
-            "claims::test_a_container_without_the_claim_sees_no_gpu",
-            "bad::test_a_configuration_that_cannot_be_used_is_named_in_the_pod_s_event",
+            "calls::test_configs_and_devices_reach_the_right_containers",
         ),
         "blocks new pod after force-delete": (
-            "stand-in::test_a_replaced_claim_is_refused_as_long_as_the_old_one_is_held",
-            "bad::test_a_claim_that_was_replaced_under_the_same_name_is_not_prepared_for_the_old_one",
+            "calls::test_a_new_pod_waits_until_the_force_deleted_one_of_its_name_is_unprepared",
         ),
         "must mount device metadata for resource claims": (
-            "kubelet::test_metadata_of_a_claim_is_in_its_container_and_in_no_other",
+            "metadata::test_metadata_of_a_claim_is_in_its_container_and_in_no_other",
         ),
         "must map device metadata to the right containers": (
-            "kubelet::test_metadata_of_a_claim_is_in_its_container_and_in_no_other",
-            "metadata::test_the_first_device_of_each_request_brings_the_mount",
+            "metadata::test_a_container_of_one_request_has_the_metadata_of_that_request_alone",
         ),
         "must mount device metadata for resource claim templates": (
-            "kubelet::test_metadata_of_a_claim_from_a_template_goes_by_the_pods_name_for_it",
+            "metadata::test_metadata_of_a_claim_from_a_template_goes_by_the_pods_name_for_it",
         ),
         "must not race when multiple drivers write metadata for the same request": (
-            "metadata::test_two_drivers_of_one_request_have_a_file_each",
+            "two::test_one_request_can_have_devices_of_both_and_each_ones_metadata",
         ),
         "must manage ResourceSlices": (
-            "publisher::test_what_the_driver_wants_is_published",
+            "updates::test_the_slice_of_a_node_is_exactly_this",
             "restarts::test_a_slice_that_somebody_deletes_is_back",
             "restarts::test_a_slice_that_somebody_edits_is_put_right",
         ),
@@ -222,48 +211,43 @@ COVERED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "claims::test_an_init_container_uses_the_claim_before_the_others",
         ),
         "reconciles ResourceSlices with ReconcilePoolWithName": (
+            "updates::test_a_pool_that_is_cared_for_by_its_name_is_repaired",
             "slices::test_controller_pool_name_field_selector",
-            "slices::test_case_of_upstream",
         ),
         "runs pod after driver starts": (
-            "restarts::test_a_claim_whose_agent_was_killed_before_it_runs_as_soon_as_there_is_one",
+            "registering::test_a_pod_that_was_there_before_the_driver_runs_once_there_is_one",
         ),
-        "rolling update": (
-            "kubelet::test_an_update_side_by_side_leaves_slices_to_the_byte_and_pods_run",
-            "rolling::test_a_rolling_update_leaves_slices_as_they_are_to_the_byte",
-        ),
+        "rolling update": ("updates::test_an_update_side_by_side_leaves_slices_to_the_byte_and_pods_run",),
         "rolling update with long driver name": (
-            "rolling::test_a_rolling_update_leaves_slices_as_they_are_to_the_byte",
+            "updates::test_an_update_side_by_side_leaves_slices_to_the_byte_and_pods_run",
             "sockets::test_uses_shortest_form_for_very_long_driver_name",
         ),
         "failed update": (
-            "kubelet::test_a_failed_update_leaves_the_old_instance_at_work",
+            "updates::test_a_failed_update_leaves_the_old_instance_at_work",
             "rolling::test_a_new_one_that_dies_at_its_start_harms_nothing",
         ),
         "sequential update with pods replacing each other": (
-            "rolling::test_instances_one_after_the_other_keep_the_slices_if_they_are_quick",
-            "kubelet::test_slices_stay_if_the_plugin_is_back_soon",
+            "gone::test_the_slices_of_the_one_that_was_back_at_once_are_the_same",
+            "gone::test_the_one_that_was_back_at_once_works",
+            "gone::test_the_slices_of_the_one_that_was_away_long_were_removed",
         ),
         "supports claim and class parameters": (
-            "bad::test_a_configuration_that_cannot_be_used_is_named_in_the_pod_s_event",
+            "calls::test_parameters_of_the_class_reach_the_container_beside_those_of_the_claim",
         ),
         "supports reusing resources": ("claims::test_of_nine_pods_on_eight_gpus_one_waits_until_another_is_gone",),
         "supports sharing a claim concurrently": (
             "claims::test_two_pods_share_a_claim_and_the_second_keeps_it_when_the_first_is_gone",
         ),
-        "supports simple pod referencing inline resource claim": (
-            "claims::test_a_pod_with_one_gpu_sees_exactly_the_gpu_that_was_allocated",
-        ),
+        "supports simple pod referencing inline resource claim": ("claims::test_two_pods_get_different_gpus",),
         "supports inline claim referenced by multiple containers": ("claims::test_two_containers_share_a_claim",),
         "supports simple pod referencing external resource claim": (
-            "claims::test_two_claims_of_one_pod_are_both_there",
+            "claims::test_a_pod_with_one_gpu_sees_exactly_the_gpu_that_was_allocated",
         ),
         "supports external claim referenced by multiple pods": (
             "claims::test_two_pods_share_a_claim_and_the_second_keeps_it_when_the_first_is_gone",
         ),
         "supports external claim referenced by multiple containers of multiple pods": (
-            "claims::test_two_containers_share_a_claim",
-            "stand-in::test_a_claim_of_two_pods_is_prepared_once_and_undone_with_the_last",
+            "calls::test_init_and_other_containers_of_two_pods_share_a_claim",
         ),
         "supports init containers": ("claims::test_an_init_container_uses_the_claim_before_the_others",),
         "creates slices": ("publisher::test_many_devices_go_out_in_several_slices",),
@@ -273,28 +257,30 @@ COVERED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "daemonset::test_its_own_token_may_not_write_a_slice_of_another_node",
         ),
         "must be possible for a node ServiceAccount to update the node ResourceClaim.Status.Devices once allocated": (
-            "status::test_entries_of_other_drivers_are_left_alone",
-            "apply::test_each_manager_has_its_own_entries",
+            "status::test_the_agent_says_which_hardware_a_claim_got",
         ),
+        _FOREIGN_STATUS: ("status::test_the_agent_s_account_speaks_about_claims_of_its_own_node_alone",),
         "must be possible for a control-plane ServiceAccount to update the ResourceClaim.Status.Devices once "
-        "allocated": ("apply::test_force_takes_a_value_over", "apply::test_a_device_that_is_not_allocated_is_refused"),
-        "work": ("stand-in::test_every_driver_of_a_claim_is_called_and_their_devices_are_joined",),
+        "allocated": ("status::test_a_driver_of_the_control_plane_speaks_about_claims_of_every_node",),
+        "work": (
+            "two::test_a_pod_with_several_claims_of_both_runs",
+            "registering::test_the_newest_version_that_both_know_is_spoken",
+        ),
         "should report device health with custom messages": (
-            "kubelet::test_pod_status_follows_the_health_of_its_device_within_a_minute",
+            "health::test_pod_status_follows_the_health_of_its_device_within_a_minute",
             "board::test_a_message_is_cut_on_a_character_and_stays_valid",
         ),
-        "bypasses node preparation when SkipNodeOperations is All": ("slices::test_case_of_upstream",),
-        "bypasses node preparation and unprepare when SkipNodeOperations is All": ("slices::test_case_of_upstream",),
         "must consume and free up counters": (
-            "publisher::test_devices_that_overlap_are_never_published_without_their_counters",
-            "features::test_only_what_is_kept_is_published",
+            "updates::test_overlapping_devices_are_given_out_as_their_counters_allow_whatever_other_drivers_count",
         ),
     },
 }
 
 NOT_OURS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     NODE: {
-        _NO_PLUGIN: ("must not call NodePrepareResources for deleted pod after Kubelet restart",),
+        _ALWAYS_SERVED: (
+            "must be functional when plugin starts to listen on a service socket after registration: 2 sockets",
+        ),
         _ONE_SOCKET: (
             "must be functional when plugin starts to listen on a service socket after registration: 1 common socket",
             "must be functional after service reconnect: 1 common socket",
@@ -319,7 +305,6 @@ NOT_OURS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "resource.k8s.io/v1alpha3 ResourcePoolStatusRequest",
             "validate ResourceClaimTemplate and ResourceClaim for admin access",
             "supports count/resourceclaims.resource.k8s.io ResourceQuota",
-            _FOREIGN_STATUS,
             "supports simple ResourceClaim",
         ),
         _POOL_STATUS: (
@@ -372,7 +357,9 @@ NOT_OURS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "NoExecute keeps pod pending",
             "NoExecute can be tolerated",
         ),
-        _NO_PLUGIN: (
+        _SKIPPED: (
+            "bypasses node preparation when SkipNodeOperations is All",
+            "bypasses node preparation and unprepare when SkipNodeOperations is All",
             "fails node preparation when SkipNodeOperations is not set",
             "fails node preparation when SkipNodeOperations is UnprepareOnly",
             "bypasses node unprepare when SkipNodeOperations is UnprepareOnly",

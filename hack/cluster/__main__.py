@@ -12,7 +12,7 @@ from . import agent, binaries, lifecycle
 from .components import START_ORDER
 from .layout import ClusterError, Layout
 
-TESTED = ("tests/cluster", "tests/contract/apiserver")
+TESTED = ("tests/cluster", "tests/contract/apiserver", "tests/kubelet")
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     build = verbs.add_parser("build", help="build the programs that are missing into the cache (15 minutes at first)")
     up = verbs.add_parser("up", help="build, start and wait until the node is ready; print the KUBECONFIG line")
-    test = verbs.add_parser("test", help=f"up, then pytest on {' and '.join(TESTED)}, then down")
+    test = verbs.add_parser("test", help=f"up, then pytest on {', '.join(TESTED)}, then down")
     for verb in (build, up, test):
         verb.add_argument(
             "--k8s",

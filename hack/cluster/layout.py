@@ -38,6 +38,12 @@ class State:
     def server(self) -> str:
         return f"https://{self.address}:6443"
 
+    @property
+    def minor_version(self) -> tuple[int, int]:
+        """(1, 37) for 1.37.2."""
+        major, minor, *_ = self.version.split(".")
+        return int(major), int(minor)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

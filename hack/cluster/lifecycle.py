@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import select
 import shutil
@@ -119,6 +120,25 @@ def stop_component(layout: Layout, name: str, *, grace: float = 10.0) -> None:
     if process is not None:
         processes.end(process, grace=grace)
     layout.pid_file(name).unlink(missing_ok=True)
+
+
+def restart_kubelet(layout: Layout, between: Callable[[], object] = lambda: None) -> None:
+    """End the kubelet, do something, start it again."""
+    stop_component(layout, "kubelet")
+    between()
+    start_component(layout, "kubelet")
+
+
+@contextlib.contextmanager
+def kubelet_settings(layout: Layout, **settings: object) -> Iterator[None]:
+    """A kubelet with other settings (fields of KubeletConfiguration) inside the block; restarted for both changes."""
+    file = layout.config / "kubelet.json"
+    before = file.read_text()
+    restart_kubelet(layout, lambda: file.write_text(json.dumps(json.loads(before) | settings, indent=2) + "\n"))
+    try:
+        yield
+    finally:
+        restart_kubelet(layout, lambda: file.write_text(before))
 
 
 def component(layout: Layout, name: str) -> Process:

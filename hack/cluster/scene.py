@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,6 +129,11 @@ class Namespace:
         }
         self.api.create("pods", self.name, {"metadata": {"name": name}, "spec": spec})
 
+    def touch_pod(self, name: str) -> None:
+        """Change an annotation: the kubelet looks at the pod at once, not in a minute when its turn comes."""
+        annotation = {"gpudra.test/touched": secrets.token_hex(4)}
+        self.api.patch("pods", self.name, name, {"metadata": {"annotations": annotation}})
+
     def wait_pod(self, name: str, until: Condition, what: str, timeout: float = DEFAULT_TIMEOUT) -> JSON | None:
         """Watch a pod; when the time is over the pod's events are in the error."""
         try:
@@ -193,6 +200,18 @@ class Namespace:
         self.api.wait_all("events", self.name, there, f"an event about {name} that says {text!r}", timeout,
                           f"involvedObject.name={name}")  # fmt: skip
         return next(message for message in messages if text in message)
+
+
+@contextmanager
+def temporary_namespace(api: Api, title: str) -> Iterator[Namespace]:
+    """A namespace that is empty before and gone after; its name begins with the words of ``title``."""
+    words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:45].strip("-")
+    own = Namespace(api, f"{words}-{secrets.token_hex(3)}")
+    own.create()
+    try:
+        yield own
+    finally:
+        own.remove()
 
 
 def phase(pod: JSON | None) -> str:

@@ -12,6 +12,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -80,6 +81,7 @@ class EmbeddedApiServer:
         self.bookmark_seconds = bookmark_seconds
         self.requests: list[Request] = []
         self.stopping = threading.Event()
+        self.open_watches = 0
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._clients: list[KubeClient] = []
@@ -141,6 +143,20 @@ class EmbeddedApiServer:
         if gate not in GATES:
             raise ValueError(f"{gate} governs no field that is known here; known gates: {', '.join(sorted(GATES))}")
         self.registry.gates = self.registry.gates | {gate} if enabled else self.registry.gates - {gate}
+
+    @contextlib.contextmanager
+    def counted_watch(self) -> Iterator[None]:
+        """``open_watches`` is one more inside; ``store.changed`` is told both times."""
+        self._count_watch(1)
+        try:
+            yield
+        finally:
+            self._count_watch(-1)
+
+    def _count_watch(self, change: int) -> None:
+        with self.store.changed:
+            self.open_watches += change
+            self.store.changed.notify_all()
 
     def writes(self, plural: str = "resourceslices") -> list[Request]:
         """The requests so far that could change something of that kind."""
@@ -363,7 +379,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if matches(document):
                 self._event("ADDED", document)
         self.wfile.flush()
-        clean = self._stream(target, matches, revision, query, marks)
+        with self.server.owner.counted_watch():
+            clean = self._stream(target, matches, revision, query, marks)
         if clean:
             self.wfile.write(b"0\r\n\r\n")
         self.close_connection = self.close_connection or not clean

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from hack.cluster import lifecycle
+from hack.cluster import binaries, lifecycle
 from hack.cluster.agent import Agent
 from hack.cluster.api import Api
 from hack.cluster.layout import Layout
 from hack.cluster.processes import tail
-from hack.cluster.scene import Namespace
+from hack.cluster.scene import Namespace, temporary_namespace
 from native.mock import MockNode
 
 ABOUT_US = re.compile(r"gpu\.nvidia\.com|gpudra|[Dd]ynamicResource|DRA ")
-NOT_ABOUT_US = re.compile(r"status_manager\.go.*no relationship found")
-"""The kubelet asks once more about a pod (the agent's, say) whose deletion the API server has just completed."""
+NOT_ABOUT_US = re.compile(
+    # The kubelet asks once more about a pod (the agent's, say) whose deletion the API server has just completed.
+    r"status_manager\.go.*no relationship found"
+    # A kubelet that is ended breaks off its own stream of health reports.
+    r"|Error receiving from WatchResources stream.*context canceled"
+)
 ERROR_LINE = re.compile(r"^E\d{4} |level=error|\"level\":\"error\"")
 WATCHED = ("kube-apiserver", "kube-scheduler", "kubelet")
 
@@ -38,7 +41,8 @@ def cluster() -> Iterator[Layout]:
     layout = Layout.default()
     ran_before = lifecycle.is_running(layout)
     keep = ran_before or bool(os.environ.get("GPUDRA_CLUSTER_KEEP"))
-    lifecycle.up(layout, owner=None if keep else os.getpid())
+    version = layout.load().version if ran_before else binaries.DEFAULT_VERSION
+    lifecycle.up(layout, version, owner=None if keep else os.getpid())
     yield layout
     Agent(layout).stop()
     if not keep:
@@ -56,11 +60,8 @@ def api(cluster: Layout) -> Iterator[Api]:
 @pytest.fixture
 def namespace(api: Api, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     """A namespace that is empty before and gone after."""
-    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:45].strip("-")
-    own = Namespace(api, f"{words}-{secrets.token_hex(3)}")
-    own.create()
-    yield own
-    own.remove()
+    with temporary_namespace(api, request.node.name) as own:
+        yield own
 
 
 @pytest.fixture(scope="session")

@@ -183,7 +183,8 @@ def test_a_full_disk_under_the_cdi_folder_is_told_and_the_pod_runs_once_there_is
     message = namespace.wait_event("p", "No space left on device")
     assert str(full_cdi_folder) in message
     subprocess.run(["umount", str(full_cdi_folder)], check=True)
-    namespace.running("p", 120)
+    namespace.touch_pod("p")
+    namespace.running("p")
     assert listed(namespace.log_lines("p", lines=1)) == uuids(api, namespace.allocated("one"))
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hack.cluster.agent import Agent
-from hack.cluster.api import Api
+from hack.cluster.api import Api, path
 from hack.cluster.scene import Container, Namespace, listed, phase, published, uuids
 
 SLEEP = Container("main", "exec sleep 2147483647")
@@ -78,6 +78,23 @@ def test_of_nine_pods_on_eight_gpus_one_waits_until_another_is_gone(
     namespace.delete_pod(running[0])
     namespace.running(waiting)
     assert listed(namespace.log_lines(waiting, lines=1)) == [seen[0]]
+
+
+def test_a_pod_deleted_by_force_hands_its_gpus_on_without_a_failed_prepare(
+    agent: Agent, api: Api, namespace: Namespace
+) -> None:
+    namespace.template("all", count=8)
+    namespace.template("single")
+    namespace.pod("first", template="all")
+    namespace.running("first")
+    namespace.pod("next", template="single")
+    assert "cannot allocate all claims" in namespace.unschedulable("next")
+    # The scheduler hands a GPU out as soon as the pod is gone from the API; the kubelet unprepares the old claim later.
+    # It would look at a pod whose Prepare was refused again only after more than a minute.
+    api.call("DELETE", path("pods", namespace.name, "first"), {"gracePeriodSeconds": 0})
+    namespace.running("next", 30)
+    assert [event for event in namespace.events("next") if "FailedPrepareDynamicResources" in event] == []
+    assert listed(namespace.log_lines("next", lines=1)) == uuids(api, namespace.allocated(namespace.claim_of("next")))
 
 
 @pytest.mark.parametrize("attribute", ["resource.kubernetes.io/numaNode", "gpu.nvidia.com/nvlinkGroup"])

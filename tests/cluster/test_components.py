@@ -75,7 +75,7 @@ def test_the_plain_agent_s_token_names_its_node_and_carries_the_daemonset_s_righ
 
 def test_up_leaves_a_running_cluster_alone(cluster: Layout) -> None:
     before = lifecycle.component(cluster, "kubelet").pid
-    lifecycle.up(cluster, report=lambda _: None)
+    lifecycle.up(cluster, cluster.load().version, report=lambda _: None)
     assert lifecycle.component(cluster, "kubelet").pid == before
 
 
@@ -100,7 +100,7 @@ def run(verb: str, layout: Layout, *arguments: str) -> subprocess.CompletedProce
 
 def test_the_end_of_its_owner_ends_a_cluster_whatever_ends_the_owner(cluster: Layout, other: Layout) -> None:
     owner = subprocess.Popen(["sleep", "2147483647"])
-    started = run("up", other, "--owner", str(owner.pid))
+    started = run("up", other, "--owner", str(owner.pid), "--k8s", cluster.load().version)
     assert "is ready" in started.stdout, started.stderr
     assert "export KUBECONFIG=" in started.stdout
     guard, init = Process.load(other.pid_file("guard")), Process.load(other.pid_file("init"))

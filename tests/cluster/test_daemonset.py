@@ -155,6 +155,27 @@ def test_its_sockets_are_the_pod_s_own_and_gone_with_it_and_the_slices_stay(
     namespace.succeeded("p")
 
 
+def test_a_rolling_update_leaves_the_slices_to_the_byte_and_a_pod_running(
+    daemonset: dict[str, Any], api: Api, namespace: Namespace
+) -> None:
+    namespace.claim("one")
+    namespace.pod("p", claim="one")
+    namespace.running("p")
+    (old,) = [pod["metadata"]["name"] for pod in api.items("pods", AGENT_NAMESPACE)]
+    before = api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}")
+    template = {"metadata": {"annotations": {"gpudra.test/revision": "2"}}}
+    api.patch("daemonsets", AGENT_NAMESPACE, NAME, {"spec": {"template": template}})
+    api.wait("pods", AGENT_NAMESPACE, old, lambda pod: pod is None, "the old agent's pod is gone", 90)
+    new = ready_pod(api)
+    assert new["metadata"]["annotations"]["gpudra.test/revision"] == "2"
+    assert api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}") == before
+    assert namespace.running("p")["status"]["containerStatuses"][0]["restartCount"] == 0
+    namespace.delete_pod("p")
+    namespace.claim("two")
+    namespace.pod("q", claim="two", containers=[Container("main", "nvidia-smi -L")])
+    namespace.succeeded("q")
+
+
 def test_the_image_holds_no_mock_and_no_compiler(daemonset: dict[str, Any], cluster: Layout) -> None:
     name = daemonset["metadata"]["name"]
     pods = access.kubectl(cluster, "get", "pods", "-n", AGENT_NAMESPACE, "-o", "name").split()

@@ -79,7 +79,8 @@ def test_a_claim_whose_agent_was_killed_before_it_runs_as_soon_as_there_is_one(
     namespace.pod("p", claim="one")
     namespace.wait_event("p", "Failed to prepare dynamic resources")
     agent.start()
-    namespace.running("p", 120)
+    namespace.touch_pod("p")
+    namespace.running("p")
     assert listed(namespace.log_lines("p", lines=1)) == uuids(api, namespace.allocated("one"))
 
 

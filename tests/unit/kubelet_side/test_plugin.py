@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -46,6 +47,23 @@ def test_the_plugin_says_who_it_is(node: Node) -> None:
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"], (
         "the kubelet takes the first it knows"
     )
+
+
+def test_the_service_answers_before_anybody_can_register_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as Go's helper, which serves both in any order: a kubelet calls what it has registered at once."""
+    register = Plugin._start_registration
+    answered = []
+
+    def look(plugin: Plugin, *arguments: Any) -> Any:
+        assert not node.registration_socket.exists()
+        with node.stub() as dra:
+            answered.append(dra.NodePrepareResources(prepare_request(), timeout=5))
+        return register(plugin, *arguments)
+
+    monkeypatch.setattr(Plugin, "_start_registration", look)
+    with node.plugin():
+        assert len(answered) == 1
+        assert node.registration_socket.exists()
 
 
 def test_registration_is_answered_while_every_worker_is_blocked(node: Node, aside: ThreadPoolExecutor) -> None:

@@ -83,6 +83,10 @@ class Bench:
     def generations(self, pool: str = POOL) -> set[int]:
         return {item["spec"]["pool"]["generation"] for item in self.stored(pool)}
 
+    def watched(self) -> None:
+        """Until the publisher watches: a watch that is not open yet can neither break nor end."""
+        self.eventually(lambda: self.server.open_watches > 0)
+
     def writes(self) -> list[str]:
         return [request.method for request in self.server.writes()]
 

@@ -143,6 +143,7 @@ def test_an_upgrade_that_ends_watches_without_an_error_is_noticed(old: Any) -> N
     publisher = old.publisher()
     publisher.update(driver)
     assert publisher.synced(10)
+    old.watched()
     old.server.upgrade("v1.38.0", enable=frozenset({"DRAPartitionableDevices"}))
     old.eventually(lambda: old.devices() == [[], ["part-0", "part-1"]])
     assert publisher.synced(10)
@@ -160,6 +161,7 @@ def test_fields_that_an_older_server_dropped_come_after_its_upgrade_without_a_wo
         publisher.update(DriverResources({POOL: Pool((Slice(({"name": "gpu-0", "taints": [taint]},)),))}))
         assert publisher.synced(10)
         assert "taints" not in bench.stored()[0]["spec"]["devices"][0]
+        bench.watched()
         server.upgrade("v1.38.0", enable=frozenset({"DRADeviceTaints"}))
         bench.eventually(lambda: "taints" in bench.stored()[0]["spec"]["devices"][0])
         publisher.stop()
@@ -171,8 +173,9 @@ def test_a_watch_that_ends_at_the_same_version_asks_for_nothing_again(old: Any) 
     publisher.update(driver)
     assert publisher.synced(10)
     asked, watches = len(driver.asked), old.server.requests
-    old.server.faults.end_watches()
+    old.watched()
     before = len([one for one in watches if one.query.get("watch")])
+    old.server.faults.end_watches()
     old.eventually(lambda: len([one for one in watches if one.query.get("watch")]) > before)
     assert len(driver.asked) == asked
 

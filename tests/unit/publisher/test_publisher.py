@@ -333,6 +333,7 @@ def test_devices_that_overlap_are_never_published_without_their_counters(bench: 
     assert [dropped.feature_gates for dropped in bench.observer.drops] == [("DRAPartitionableDevices",)]
     assert bench.stored() == before
     bench.server.set_gate("DRAPartitionableDevices", enabled=True)
+    bench.watched()
     bench.server.faults.close_watches()
     bench.eventually(lambda: bench.devices() == [[], ["mig-0", "mig-1"]])
 
@@ -342,6 +343,7 @@ def test_fields_that_the_server_dropped_are_tried_again_after_it_was_away(bench:
     publish(bench, content("gpu-0", taints=[TAINT]))
     assert "taints" not in bench.stored()[0]["spec"]["devices"][0]
     bench.server.set_gate("DRADeviceTaints", enabled=True)
+    bench.watched()
 
     bench.server.faults.close_watches()
 
