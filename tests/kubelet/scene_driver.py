@@ -4,6 +4,8 @@ demand, around that any number of plugin instances on the cluster's node."""
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,6 @@ from kubeletplugin.health import HealthBoard
 from kubeletplugin.plugin import Plugin
 from kubeletplugin.testing.handler import FaultyHandler
 
-NAME = "net.example.com"
 WAIT = 60.0
 """Seconds for whatever the kubelet does by itself; it looks at each pod every few seconds here."""
 SHOW = "env | grep -E '^(claim|device|user|class)_'; echo END"
@@ -69,7 +70,7 @@ class EnvironmentDriver:
             share = result.get("shareID")
             request, device = result["request"].partition("/")[0], result["device"]
             name = "-".join(filter(None, (claim.ref.uid, request, device, share)))
-            variables = {f"claim_{claim.ref.name}_{request}": "true", f"device_{device}": "true"}
+            variables = {_variable("claim", claim.ref.name, request): "true", _variable("device", device): "true"}
             variables |= _configured(allocation.get("config", []), self.name, request)
             edits.append({"name": name, "containerEdits": {"env": [f"{key}={variables[key]}" for key in variables]}})
             attributes = {"device": {"string": device}, "pool": {"string": result["pool"]}}
@@ -86,6 +87,11 @@ class EnvironmentDriver:
         return self.cdi / f"{self.name}-{uid}.json"
 
 
+def _variable(*words: str) -> str:
+    """A name that shells let through."""
+    return re.sub(r"\W", "_", "_".join(words))
+
+
 def _configured(configs: Sequence[JSON], driver: str, request: str) -> JSON:
     """The parameters of all configurations that concern a request, the class's first."""
     found: JSON = {}
@@ -97,9 +103,13 @@ def _configured(configs: Sequence[JSON], driver: str, request: str) -> JSON:
 
 
 class Driver:
-    """A driver on the cluster's node, with a device class that has its name."""
+    """A driver on the cluster's node, with a device class that has its name.
 
-    def __init__(self, layout: Layout, api: Api, name: str = NAME, devices: Sequence[str] = ("eth1", "eth2")) -> None:
+    The name is a new one by default: a kubelet goes on looking for a plugin that is gone for a while.
+    """
+
+    def __init__(self, layout: Layout, api: Api, name: str = "", devices: Sequence[str] = ("eth1", "eth2")) -> None:
+        name = name or f"net-{secrets.token_hex(2)}.example.com"
         self.layout, self.api, self.name = layout, api, name
         self.client = KubeClient.from_kubeconfig(layout.kubeconfig())
         self.driver = EnvironmentDriver(name, layout.cdi, devices)

@@ -109,7 +109,7 @@ def test_the_slices_of_the_one_that_was_back_at_once_are_the_same(story: Story) 
 def test_the_one_that_was_back_at_once_works(story: Story) -> None:
     story.brief.run(story.namespace, "brief")
     story.namespace.running("brief", WAIT)
-    assert environment(story.namespace, "brief")["claim_brief-claim_gpu"] == "true"
+    assert environment(story.namespace, "brief")["claim_brief_claim_gpu"] == "true"
 
 
 def test_the_slices_of_the_one_that_was_away_long_were_removed(story: Story) -> None:

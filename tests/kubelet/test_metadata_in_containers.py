@@ -9,14 +9,14 @@ import pytest
 from hack.cluster.layout import Layout
 from hack.cluster.scene import Container, Namespace
 from kubeletplugin.devicemetadata import CONTAINER_DIR, KNOWN_VERSIONS, decode_stream
-from tests.kubelet.scene_driver import NAME, WAIT, Driver, claim_of, request
+from tests.kubelet.scene_driver import WAIT, Driver, claim_of, request
 
 END = "exec sleep 2147483647"
 
 
-def printing(where: str) -> str:
+def printing(driver: Driver, where: str) -> str:
     """A script that prints a metadata file as one line."""
-    return f"tr '\\n' ' ' < {CONTAINER_DIR}/{where}/{NAME}-metadata.json; echo"
+    return f"tr '\\n' ' ' < {CONTAINER_DIR}/{where}/{driver.name}-metadata.json; echo"
 
 
 def read(namespace: Namespace, container: str, line: int = 0) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def test_metadata_of_a_claim_is_in_its_container_and_in_no_other(
     driver: Driver, namespace: Namespace, versions: tuple[str, ...]
 ) -> None:
     driver.started(metadata_versions=versions)
-    claim = namespace.claim("one", device_class=NAME)
+    claim = namespace.claim("one", device_class=driver.name)
     containers = [
-        Container("with", f"{printing('resourceclaims/one/gpu')}; {END}"),
+        Container("with", f"{printing(driver, 'resourceclaims/one/gpu')}; {END}"),
         Container("without", f"ls {CONTAINER_DIR} || echo nothing; {END}", claims=()),
     ]
     namespace.pod("p", claim="one", containers=containers)
@@ -40,7 +40,7 @@ def test_metadata_of_a_claim_is_in_its_container_and_in_no_other(
     identity = {"name": "one", "namespace": namespace.name, "uid": claim["metadata"]["uid"], "generation": 1}
     (device,) = namespace.allocated("one")
     described = {
-        "driver": NAME,
+        "driver": driver.name,
         "pool": driver.driver.pool,
         "name": device,
         "attributes": {"device": {"string": device}, "pool": {"string": driver.driver.pool}},
@@ -55,9 +55,9 @@ def test_a_container_of_one_request_has_the_metadata_of_that_request_alone(
     driver: Driver, namespace: Namespace
 ) -> None:
     driver.started()
-    claim_of(namespace, "two", [request("req0", NAME), request("req1", NAME)])
-    both = f"{printing('resourceclaims/two/req0')}; {printing('resourceclaims/two/req1')}; {END}"
-    one = f"{printing('resourceclaims/two/req1')}; ls {CONTAINER_DIR}/resourceclaims/two; {END}"
+    claim_of(namespace, "two", [request("req0", driver.name), request("req1", driver.name)])
+    both = f"{printing(driver, 'resourceclaims/two/req0')}; {printing(driver, 'resourceclaims/two/req1')}; {END}"
+    one = f"{printing(driver, 'resourceclaims/two/req1')}; ls {CONTAINER_DIR}/resourceclaims/two; {END}"
     containers = [Container("all", both, claims=("gpu",)), Container("req1-only", one, claims=("gpu/req1",))]
     namespace.pod("p", claim="two", containers=containers)
     namespace.running("p", WAIT)
@@ -68,8 +68,8 @@ def test_a_container_of_one_request_has_the_metadata_of_that_request_alone(
 
 def test_metadata_of_a_claim_from_a_template_goes_by_the_pods_name_for_it(driver: Driver, namespace: Namespace) -> None:
     driver.started()
-    namespace.template("nics", device_class=NAME)
-    script = f"{printing('resourceclaimtemplates/gpu/gpu')}; {END}"
+    namespace.template("nics", device_class=driver.name)
+    script = f"{printing(driver, 'resourceclaimtemplates/gpu/gpu')}; {END}"
     namespace.pod("p", template="nics", containers=[Container("main", script)])
     namespace.running("p", WAIT)
     document = read(namespace, "main")
@@ -82,5 +82,5 @@ def test_nothing_is_left_after_the_pod(driver: Driver, cluster: Layout, namespac
     driver.run(namespace)
     namespace.running("p", WAIT)
     namespace.delete_pod("p")
-    assert list(cluster.cdi.glob(f"{NAME}*")) == []
-    assert list((cluster.plugins / NAME / "dra-device-metadata").iterdir()) == []
+    assert list(cluster.cdi.glob(f"{driver.name}*")) == []
+    assert list((cluster.plugins / driver.name / "dra-device-metadata").iterdir()) == []
