@@ -173,6 +173,7 @@ Without a function the faults are listed.
   gpudra mock fault nvmlDeviceGetHandleByUUID --delay 10000
   gpudra mock fault 'nvmlDeviceGet*' --gpu 3 --code GPU_IS_LOST --after 100 --sticky
   gpudra mock fault nvmlDeviceGetGpuFabricInfoV --version 3          an older driver: v2 works
+  gpudra mock fault mps.run --code UNKNOWN                           nvidia-cuda-mps-control crashes
   gpudra mock fault --clear
 """
 _MIG = """\
@@ -317,14 +318,14 @@ def _fault(options: argparse.Namespace) -> int:
 
 def _failure(node: MockNode, options: argparse.Namespace) -> Failure:
     from native.mock import Failure
+    from native.mock.profile import failing
     from native.nvml.errors import NvmlReturn
 
     names = {code.name: int(code) for code in NvmlReturn}
     code = options.code or ("ARGUMENT_VERSION_MISMATCH" if options.version else None)
     if code is not None and not code.isdigit() and code not in names:
         raise ValueError(f"{code!r} is no code, but a number or one of {', '.join(names)}")
-    if not options.function.startswith("nvml") or len(options.function) > 63:
-        raise ValueError(f"{options.function!r} is not the name of an NVML function")
+    failing(options.function, "FUNCTION")
     if not 0 <= options.probability <= 1:
         raise ValueError(f"--probability {options.probability}: from 0 to 1")
     return Failure(

@@ -1,8 +1,8 @@
-"""Compiles the look-alike, its ``nvidia-smi`` and the stand-ins for the other driver libraries, once per content.
+"""Compiles the look-alike, the programs of the node and the stand-ins for the other driver libraries, once per content.
 
 The cache is ``${XDG_CACHE_HOME:-~/.cache}/gpudra/mock/<hash>``; the hash covers the sources, nvml.h and the compiler.
 A library that lacks functions is only linked anew. ``GPUDRA_MOCK_CFLAGS`` adds flags, such as a sanitizer's; with one
-of those ``nvidia-smi`` is linked dynamically, because they need it. Whatever is made is made under another name and
+of those the programs are linked dynamically, because they need it. Whatever is made is made under another name and
 renamed into place, so two processes that build at the same time do no harm and nobody ever sees half of it. None of it
 goes into a wheel.
 """
@@ -42,7 +42,11 @@ CORE: Final = (
     "load",
     "health",
 )
-SMI: Final = ("smi", "smi_mig", "smi_query", "smi_topo", "smi_xml")
+PROGRAMS: Final = {
+    "nvidia-smi": ("programs", "smi", "smi_mig", "smi_query", "smi_set", "smi_topo", "smi_xml"),
+    "nvidia-cuda-mps-control": ("programs", "mps_control", "mps_commands", "mps_daemon", "mps_server"),
+}
+"""Static programs of the node: name -> sources beside the core."""
 FLAGS: Final = ("-std=c11", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 OTHER_LIBRARIES: Final = {
@@ -66,7 +70,8 @@ class Built:
     """Where the compiled parts lie in the cache."""
 
     library: Path
-    smi: Path
+    programs: Path
+    """Folder with one file per key of ``PROGRAMS``."""
     others: Path
     """Folder with one file per key of ``OTHER_LIBRARIES``."""
 
@@ -117,7 +122,7 @@ def sources() -> list[Path]:
 def key() -> str:
     """The cache key of the sources and the compiler."""
     digest = hashlib.sha256(_compiler_version().encode())
-    digest.update(" ".join((*FLAGS, *_more_flags(), *CORE, *SMI, *OTHER_LIBRARIES.values())).encode())
+    digest.update(" ".join((*FLAGS, *_more_flags(), *CORE, *_program_sources(), *OTHER_LIBRARIES.values())).encode())
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
@@ -139,7 +144,7 @@ def build(absent: Iterable[str] = ()) -> Built:
     library = entry / f"libnvidia-ml-{hashlib.sha256(script.encode()).hexdigest()[:12]}.so"
     if not library.is_file():
         _link(entry / "core.o", script, library)
-    return Built(library, entry / "nvidia-smi", entry / "others")
+    return Built(library, entry / "programs", entry / "others")
 
 
 def _publish(entry: Path) -> None:
@@ -158,35 +163,33 @@ def _publish(entry: Path) -> None:
 
 def _compile_all(work: Path) -> None:
     objects = work / "objects"
-    objects.mkdir()
-    (work / "others").mkdir()
+    for folder in (objects, work / "others", work / "programs"):
+        folder.mkdir()
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        jobs = [pool.submit(_compile, name, objects) for name in (*CORE, *SMI)]
+        jobs = [pool.submit(_compile, name, objects) for name in (*CORE, *_program_sources())]
         jobs += [pool.submit(_stand_in, work / "others" / file, soname) for file, soname in OTHER_LIBRARIES.items()]
         for job in jobs:
             job.result()
     core = work / "core.o"
+    _run([compiler(), "-r", "-nostdlib", "-o", str(core), *(str(objects / f"{name}.o") for name in CORE)])
+    for name, parts in PROGRAMS.items():
+        _link_program(work / "programs" / name, [*(objects / f"{part}.o" for part in parts), core])
+    shutil.rmtree(objects)
+
+
+def _program_sources() -> list[str]:
+    return list(dict.fromkeys(part for parts in PROGRAMS.values() for part in parts))
+
+
+def _link_program(program: Path, objects: Sequence[Path]) -> None:
     more = _more_flags()
     linking = more if any(flag.startswith("-fsanitize") for flag in more) else [*more, "-static", "-s"]
-    _run([compiler(), "-r", "-nostdlib", "-o", str(core), *(str(objects / f"{name}.o") for name in CORE)])
-    smi = str(work / "nvidia-smi")
     try:
-        _run(
-            [
-                compiler(),
-                *linking,
-                "-o",
-                smi,
-                *(str(objects / f"{name}.o") for name in SMI),
-                str(core),
-                "-pthread",
-            ]
-        )
+        _run([compiler(), *linking, "-o", str(program), *map(str, objects), "-pthread"])
     except BuildError as error:
         raise BuildError(
-            f"{error}\nnvidia-smi is linked statically: it needs libc.a (libc6-dev, glibc-static)"
+            f"{error}\n{program.name} is linked statically: it needs libc.a (libc6-dev, glibc-static)"
         ) from error
-    shutil.rmtree(objects)
 
 
 def _link(core: Path, script: str, library: Path) -> None:

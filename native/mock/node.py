@@ -92,6 +92,11 @@ class MockNode:
         return self._root / "usr/bin/nvidia-smi"
 
     @property
+    def mps_control(self) -> Path:
+        """The mock ``nvidia-cuda-mps-control``, a static program."""
+        return self._root / "usr/bin/nvidia-cuda-mps-control"
+
+    @property
     def environment(self) -> dict[str, str]:
         """What a process on the host must have in its environment to use the library or ``nvidia-smi``."""
         return {"GPUDRA_MOCK_NODE": str(self._root / tree.NODE_FILE), "GPUDRA_MOCK_DEV": str(self._root / "dev")}
@@ -109,11 +114,14 @@ class MockNode:
 
         Sessions from before get DRIVER_NOT_LOADED until they begin anew, and all MIG instances are gone. MIG mode stays
         on A100 and A30, which keep it in their inforom; since Hopper it is off again (NVIDIA MIG user guide).
+        Compute mode and time slice are the driver's own again.
         """
         self.set_driver_loaded(False)
         self._file.set_header("driver_generation", self._file.header("driver_generation") + 1)
         for gpu in self._profile.gpus:
             self._file.forget_instances(gpu.address)
+            for name in ("compute_mode", "timeslice"):
+                self._file.set_number(gpu.address, name, gpu.numbers.get(name, 0))
             if gpu.mig is not None and self._file.number(gpu.address, "mig_reset") == 0:
                 self._file.set_number(gpu.address, "mig_current", 0)
                 self._file.set_number(gpu.address, "mig_pending", 0)

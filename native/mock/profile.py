@@ -192,6 +192,17 @@ def _function(name: object, where: str) -> str:
     return name
 
 
+def failing(name: object, where: str) -> str:
+    """What a failure may be about: an NVML function, or a step of one of the node's programs (docs/mock.md).
+
+    Raises:
+        ProfileError: neither.
+    """
+    if isinstance(name, str) and name.startswith(("mps.", "nvidia-smi")) and len(name) <= 63:
+        return name
+    return _function(name, where)
+
+
 def _failure(function: str, inner: Fields, address: str | None) -> Failure:
     version = inner.number("version", 0, high=255)
     default = "ARGUMENT_VERSION_MISMATCH" if version else None
@@ -222,7 +233,7 @@ def _failures(section: Fields, address: str | None) -> tuple[Failure, ...]:
     names = {code.name: int(code) for code in NvmlReturn}
     found: list[Failure] = []
     for key in section.names():
-        function = _function(key, section.path)
+        function = failing(key, section.path)
         if isinstance(section.peek(key), Mapping):
             inner = section.section(key)
             found.append(_failure(function, inner, address))

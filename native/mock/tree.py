@@ -118,8 +118,10 @@ def _write_driver(root: Path, profile: Profile, built: build.Built) -> None:
         _install(built.others / name, folder, name, soname, profile.driver_version)
     binaries = root / "usr/bin"
     binaries.mkdir(parents=True)
-    shutil.copy(built.smi, binaries / "nvidia-smi")
-    (binaries / "nvidia-smi").chmod(0o755)
+    for name in build.PROGRAMS:
+        shutil.copy(built.programs / name, binaries / name)
+        (binaries / name).chmod(0o755)
+    (binaries / "nvidia-cuda-mps-server").symlink_to("nvidia-cuda-mps-control")  # its name tells it what to be
 
 
 def _install(source: Path, folder: Path, name: str, soname: str, version: str) -> None:
@@ -180,7 +182,7 @@ def cdi_spec(root: Path, profile: Profile) -> dict[str, Any]:
     sonames = {"libnvidia-ml.so": "libnvidia-ml.so.1", **build.OTHER_LIBRARIES}
     pairs = [(file, Path("/") / file) for file in files]
     pairs += [(folder / soname, Path("/") / folder / soname) for soname in sonames.values()]
-    pairs += [(Path("usr/bin/nvidia-smi"), Path("/usr/bin/nvidia-smi"))]
+    pairs += [(Path("usr/bin") / name, Path("/usr/bin") / name) for name in (*build.PROGRAMS, "nvidia-cuda-mps-server")]
     options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
     mounts = [{"hostPath": str(host / file), "containerPath": str(to), "options": options} for file, to in pairs]
     # the library maps the node file shared and reads only; the mount is read-only like the others

@@ -87,7 +87,7 @@ def test_leaving_a_function_out_changes_only_the_export_list() -> None:
         "{ global: nvml*; gpudra_mock_marker; local: nvmlA; nvmlB; *; };\n"
     )
     full, old = build.build(), build.build(["nvmlDeviceGetSerial"])
-    assert full.smi == old.smi
+    assert full.programs == old.programs
     assert full.library != old.library
     assert build.build(["nvmlDeviceGetSerial"]) == old
 

@@ -249,18 +249,6 @@ def _natural(device: pcie.PciDevice) -> list[object]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(device.infiniband))]
 
 
-def test_modes_and_the_time_slice_can_be_set(mig_node: MockNode) -> None:
-    mig_node.nvidia_smi("-c", "EXCLUSIVE_PROCESS", "-i", "1")
-    mig_node.nvidia_smi("-pm", "0", "-i", "1")
-    mig_node.nvidia_smi("compute-policy", "--set-timeslice=2", "-i", "1")
-    assert lines(mig_node, "--query-gpu=compute_mode,persistence_mode", "--format=csv,noheader")[:2] == [
-        "Default, Enabled",
-        "Exclusive_Process, Disabled",
-    ]
-    assert lines(mig_node, "compute-policy", "-l")[:2] == ["GPU 0: timeslice Default", "GPU 1: timeslice Medium"]
-    assert smi(mig_node, "compute-policy", "--set-timeslice=7").returncode == 2
-
-
 def test_the_processes_of_all_gpus_are_queried_as_csv(mig_node: MockNode) -> None:
     mig_node.set_processes("0000:43:00.0", [Process(41, "train", 512), Process(42, "Xorg", 8, "graphics")])
     mig_node.set_processes("0000:52:00.0", [Process(43, "serve", 64)])

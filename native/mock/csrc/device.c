@@ -244,6 +244,8 @@ nvmlReturn_t impl_nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_
     /* exclusive-thread (1) was taken away with CUDA 8 */
     if ((unsigned int)mode >= NVML_COMPUTEMODE_COUNT || mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
         return (unsigned int)mode >= NVML_COMPUTEMODE_COUNT ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
+    if (__atomic_load_n(&mock_gpu(device)->mig_current, __ATOMIC_RELAXED) == 1) /* captured: NVIDIA/go-nvml#61 */
+        return NVML_ERROR_NOT_SUPPORTED;
     return mock_set(&mock_gpu(device)->compute_mode, (int64_t)mode);
 }
 

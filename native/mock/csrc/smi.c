@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
+#include "programs.h"
 #include "smi.h"
 
 static int fail(nvmlReturn_t code)
@@ -209,74 +210,6 @@ nvmlReturn_t smi_for_each(const struct smi_options *options, smi_each *function,
     return worst;
 }
 
-static nvmlReturn_t report(unsigned int index, const char *what, nvmlReturn_t result)
-{
-    if (result == NVML_SUCCESS)
-        printf("Set %s for GPU %u.\n", what, index);
-    else
-        printf("Unable to set %s for GPU %u: %s\n", what, index, nvmlErrorString(result));
-    return result;
-}
-
-static nvmlReturn_t set_persistence(unsigned int index, nvmlDevice_t device, const void *mode)
-{
-    return report(index, "persistence mode", nvmlDeviceSetPersistenceMode(device, *(const nvmlEnableState_t *)mode));
-}
-
-static nvmlReturn_t set_compute(unsigned int index, nvmlDevice_t device, const void *mode)
-{
-    return report(index, "compute mode", nvmlDeviceSetComputeMode(device, *(const nvmlComputeMode_t *)mode));
-}
-
-/* The time slice is no part of NVML: nvidia-smi sets it by a way of its own, and so does this one. */
-static nvmlReturn_t set_timeslice(unsigned int index, nvmlDevice_t device, const void *slice)
-{
-    return report(index, "timeslice", mock_set(&mock_gpu(device)->timeslice, *(const int64_t *)slice));
-}
-
-static nvmlReturn_t show_timeslice(unsigned int index, nvmlDevice_t device, const void *argument)
-{
-    static const char *const words[] = {"Default", "Short", "Medium", "Long"};
-    (void)argument;
-    printf("GPU %u: timeslice %s\n", index, words[mock_gpu(device)->timeslice & 3]);
-    return NVML_SUCCESS;
-}
-
-static bool small_number(const char *text, unsigned int most, unsigned int *number)
-{
-    char *end;
-    const unsigned long value = strtoul(text, &end, 10);
-    *number = (unsigned int)value;
-    return end != text && *end == '\0' && value <= most;
-}
-
-static bool compute_mode(const char *text, nvmlComputeMode_t *mode)
-{
-    static const char *const words[] = {"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"};
-    unsigned int number = 0;
-    bool known = small_number(text, 3, &number);
-    for (unsigned int i = 0; i < 4 && !known; ++i)
-        if (strcasecmp(text, words[i]) == 0) {
-            number = i;
-            known = true;
-        }
-    *mode = (nvmlComputeMode_t)number;
-    return known;
-}
-
-static nvmlReturn_t policy(int argc, char **argv, const struct smi_options *options, bool *understood)
-{
-    unsigned int slice = 0;
-    if (argc == 1 && (strcmp(argv[0], "-l") == 0 || strcmp(argv[0], "--list") == 0))
-        return smi_for_each(options, show_timeslice, NULL);
-    const char *value = argc == 1 && strncmp(argv[0], "--set-timeslice=", 16) == 0 ? argv[0] + 16
-                        : argc == 2 && strcmp(argv[0], "--set-timeslice") == 0     ? argv[1]
-                                                                                  : "";
-    *understood = small_number(value, 3, &slice);
-    const int64_t wide = slice;
-    return *understood ? smi_for_each(options, set_timeslice, &wide) : NVML_ERROR_INVALID_ARGUMENT;
-}
-
 /* Takes the options that may stand anywhere out of the arguments. */
 static int take_options(int argc, char **argv, struct smi_options *options)
 {
@@ -301,22 +234,6 @@ static int take_options(int argc, char **argv, struct smi_options *options)
     return kept;
 }
 
-static nvmlReturn_t setting(char **argv, const struct smi_options *options, bool *understood)
-{
-    unsigned int number = 0;
-    nvmlComputeMode_t compute;
-    if (strcmp(argv[0], "-mig") == 0 && small_number(argv[1], 1, &number))
-        return smi_mig_mode(options, number);
-    if (strcmp(argv[0], "-pm") == 0 && small_number(argv[1], 1, &number)) {
-        const nvmlEnableState_t mode = (nvmlEnableState_t)number;
-        return smi_for_each(options, set_persistence, &mode);
-    }
-    if (strcmp(argv[0], "-c") == 0 && compute_mode(argv[1], &compute))
-        return smi_for_each(options, set_compute, &compute);
-    *understood = false;
-    return NVML_ERROR_INVALID_ARGUMENT;
-}
-
 static nvmlReturn_t perform(int argc, char **argv, const struct smi_options *options, bool *understood)
 {
     const char *verb = argc > 0 ? argv[0] : "";
@@ -338,11 +255,8 @@ static nvmlReturn_t perform(int argc, char **argv, const struct smi_options *opt
     if (argc >= 2 && strcmp(verb, "mig") == 0)
         return smi_mig(argc - 1, argv + 1, options, understood);
     if (argc >= 2 && strcmp(verb, "compute-policy") == 0)
-        return policy(argc - 1, argv + 1, options, understood);
-    if (argc == 2)
-        return setting(argv, options, understood);
-    *understood = false;
-    return NVML_ERROR_INVALID_ARGUMENT;
+        return smi_policy(argc - 1, argv + 1, options, understood);
+    return smi_setting(argc, argv, options, understood);
 }
 
 int main(int argc, char **argv)
@@ -352,7 +266,10 @@ int main(int argc, char **argv)
     if (argc == 2 && (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0))
         return usage(stdout, 0);
     const int left = take_options(argc - 1, argv + 1, &options);
-    const nvmlReturn_t code = nvmlInitWithFlags(0);
+    program_find_node();
+    nvmlReturn_t code = nvmlInitWithFlags(0);
+    if (code == NVML_SUCCESS)
+        code = mock_rule("nvidia-smi", NULL, false); /* the program itself: it fails, or never comes back */
     if (code != NVML_SUCCESS)
         return fail(code);
     const nvmlReturn_t result = perform(left, argv + 1, &options, &understood);

@@ -28,6 +28,9 @@ nvmlReturn_t smi_for_each(const struct smi_options *options, smi_each *function,
 
 nvmlReturn_t smi_mig(int argc, char **argv, const struct smi_options *options, bool *understood);
 nvmlReturn_t smi_mig_mode(const struct smi_options *options, unsigned int mode);
+const char *smi_bus_id(nvmlDevice_t device, nvmlPciInfo_t *pci); /* as NVIDIA prints it; "?" where the GPU is lost */
+nvmlReturn_t smi_setting(int argc, char **argv, const struct smi_options *options, bool *understood);
+nvmlReturn_t smi_policy(int argc, char **argv, const struct smi_options *options, bool *understood);
 void smi_list_mig(nvmlDevice_t device);
 nvmlReturn_t smi_query(const struct smi_options *options, const char *fields);
 nvmlReturn_t smi_query_apps(const struct smi_options *options, const char *fields);
