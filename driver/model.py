@@ -83,6 +83,17 @@ class EccMode:
     pending: bool
 
 
+class MigSupport(enum.StrEnum):
+    """What the driver does with MIG."""
+
+    OFF = "off"
+    """Whole GPUs only; one in MIG mode is withheld."""
+    STATIC = "static"
+    """Partitions that somebody else makes are handed out as they are found."""
+    DYNAMIC = "dynamic"
+    """Partitions are made for claims and destroyed with them."""
+
+
 @dataclass(frozen=True, slots=True)
 class MigMode:
     """MIG mode now, and after the next reset. ``None`` instead of this object: the board has no MIG."""
@@ -126,12 +137,25 @@ class Fabric:
         return f"{self.cluster_uuid}.{self.clique_id}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Placement:
-    """Where a partition lies on its GPU, in memory slices."""
+    """A run of slices: memory slices of a GPU for a partition, compute slices of a partition for a part of it."""
 
     start: int
     size: int
+
+    @property
+    def end(self) -> int:
+        """The first slice behind it."""
+        return self.start + self.size
+
+    def overlaps(self, other: Placement) -> bool:
+        """Whether both have a slice in common."""
+        return self.start < other.end and other.start < self.end
+
+
+ENGINES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
+"""The fields of ``MigProfile`` that count what partitions share out, memory apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +164,11 @@ class MigProfile:
 
     profile_id: int
     name: str
+    """As NVIDIA writes it: ``1g.10gb+me``."""
     placements: tuple[Placement, ...]
+    """Every legal one, in use or not, in the order of their starts."""
     instance_count: int
+    """How many fit on an empty GPU."""
     memory_bytes: int
     multiprocessors: int
     copy_engines: int
@@ -149,6 +176,45 @@ class MigProfile:
     encoders: int
     jpeg_engines: int
     ofa_engines: int
+    compute_slices: int = 0
+    graphics: bool = False
+    """Whether programs that draw can run in it (``+gfx``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigPartition:
+    """A MIG device that stands on a GPU: a compute instance, which as a rule is all of its GPU instance."""
+
+    uuid: str
+    """Opaque: drivers before R470 spell it ``MIG-GPU-<uuid>/gi/ci``."""
+    gpu_instance: int
+    compute_instance: int
+    profile_id: int
+    """Of the GPU instance."""
+    profile: str
+    """``3g.40gb``; ``1c.3g.40gb`` for a part of one."""
+    placement: Placement
+    """Of the GPU instance, in memory slices."""
+    memory_bytes: int | None = None
+    multiprocessors: int | None = None
+    copy_engines: int | None = None
+    decoders: int | None = None
+    encoders: int | None = None
+    jpeg_engines: int | None = None
+    ofa_engines: int | None = None
+    compute: Placement | None = None
+    """Its compute slices within the GPU instance, where it is only a part of it."""
+    graphics: bool = False
+    gi_minor: int | None = None
+    """N of /dev/nvidia-caps/nvidia-capN that opens the GPU instance; None where the kernel does not tell."""
+    ci_minor: int | None = None
+    """The same for the compute instance. A container needs both."""
+    managed: bool = False
+    """Made by this driver for a claim; all others are somebody else's and never destroyed."""
+
+    def occupies(self, other: Placement) -> bool:
+        """Whether it lies on any of these memory slices."""
+        return self.placement.overlaps(other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +248,13 @@ class Gpu:
     addressing_mode: str | None = None
     ecc: EccMode | None = None
     mig: MigMode | None = None
+    mig_profiles: tuple[MigProfile, ...] = ()
+    """What the board can be divided into, by profile id; empty where the driver does not tell (before Hopper it does
+    only while MIG mode is on)."""
+    partitions: tuple[MigPartition, ...] = ()
+    """The MIG devices that stand on it, in the order of their places."""
+    mig_settled: bool = True
+    """False: somebody was changing the partitions while they were read; read again soon."""
     compute_mode: str | None = None
     persistence_mode: bool | None = None
     virtualization_mode: str | None = None
@@ -210,6 +283,20 @@ class Gpu:
     def name(self) -> str:
         """The device name: from the PCI address, which survives reboots, MIG toggles and the loss of a sibling."""
         return f"gpu-{self.address.label}"
+
+    @property
+    def mig_enabled(self) -> bool:
+        """Whether MIG mode is on."""
+        return self.mig is not None and self.mig.current
+
+    @property
+    def switches_mig_freely(self) -> bool:
+        """Whether MIG mode can be switched without a reset of the GPU, as NVIDIA's MIG guide says since Hopper."""
+        return self.mig is not None and self.architecture not in (None, "Ampere")
+
+    def profile(self, profile_id: int) -> MigProfile | None:
+        """The profile with that id, if the board has it."""
+        return next((profile for profile in self.mig_profiles if profile.profile_id == profile_id), None)
 
     @property
     def nvlink_count(self) -> int:
@@ -274,6 +361,10 @@ class NodeInventory:
     def gpu(self, name: str) -> Gpu | None:
         """The GPU with this device name, if the node has it."""
         return next((gpu for gpu in self.gpus if gpu.name == name), None)
+
+    def at(self, address: str) -> Gpu | None:
+        """The GPU at this PCI address (the kernel's spelling), if the node has it."""
+        return next((gpu for gpu in self.gpus if str(gpu.address) == address), None)
 
 
 @dataclass(frozen=True, slots=True)

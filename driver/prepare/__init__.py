@@ -11,6 +11,7 @@ from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 from driver.prepare.recovery import Recovery
 from driver.prepare.session import read_boot_id
 from driver.prepare.state import PreparedDevice, Preparer
+from driver.prepare.steps import Step, StepDefaults, Work
 from driver.prepare.waiting import PatientPreparer
 
 __all__ = [
@@ -31,5 +32,8 @@ __all__ = [
     "Preparer",
     "Reason",
     "Recovery",
+    "Step",
+    "StepDefaults",
+    "Work",
     "read_boot_id",
 ]

@@ -1,21 +1,18 @@
 """A prepared claim -> its CDI spec; and back: what a spec that lies in the folder says of a forgotten claim.
 
 Variables that containers get: ``NVIDIA_VISIBLE_DEVICES=void`` (so that NVIDIA's older runtime hook adds nothing),
-``GPUDRA_CLAIM_<claim UID>=<namespace>/<name>``, and per device ``GPUDRA_DEVICE_<device name>=<GPU UUID>``, for admin
-access ``GPUDRA_ADMIN_DEVICE_<device name>``. Their names hold the identity, so that several claims in one container do
-not overwrite each other's.
+``GPUDRA_CLAIM_<claim UID>=<namespace>/<name>``, and per device ``GPUDRA_DEVICE_<device name>=<UUID of the GPU or of the
+MIG device>``, for admin access ``GPUDRA_ADMIN_DEVICE_<device name>``. Their names hold the identity, so that several
+claims in one container do not overwrite each other's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from driver.model import Gpu
-from driver.prepare.cdi import CdiDevice, CdiError, CdiSpec, ContainerEdits
+from driver.prepare.cdi import CdiDevice, CdiDeviceNode, CdiError, CdiSpec, ContainerEdits
 from driver.prepare.claims import ClaimRef
-from driver.prepare.devices import DeviceNodes
-from driver.prepare.edits import EditsSource
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 from driver.prepare.specfolder import Leftover, encode
@@ -24,39 +21,44 @@ VOID = "NVIDIA_VISIBLE_DEVICES=void"
 
 _CLAIM = re.compile(r'"GPUDRA_CLAIM_[A-Z0-9_]+=([a-z0-9-]{1,63})/([a-z0-9.-]{1,253})"')
 _DEVICE = re.compile(
-    r'"GPUDRA_DEVICE_GPU_([0-9A-F]{4,8})_([0-9A-F]{2})_([0-9A-F]{2})_([0-7])=((?:GPU|MIG)-[0-9A-Za-z-]+)"'
+    r'"GPUDRA_DEVICE_GPU_([0-9A-F]{4,8})_([0-9A-F]{2})_([0-9A-F]{2})_([0-7])(?:_MIG_[A-Z0-9_]+)?'
+    r'=((?:GPU|MIG)-[0-9A-Za-z/-]+)"'
 )
 
 
 def build_spec(
     kind: str,
     record: ClaimRecord,
-    gpus: Mapping[str, Gpu],
-    nodes: DeviceNodes,
-    edits: EditsSource,
-    driver_version: str | None,
+    own: Mapping[str, ContainerEdits],
+    control: Sequence[CdiDeviceNode],
+    common: ContainerEdits,
 ) -> bytes:
-    """The content of a claim's CDI file: one device for each allocation result, with its GPU's nodes alone.
+    """The content of a claim's CDI file: one device for each allocation result, with its own hardware's nodes alone.
+
+    Args:
+        kind: the CDI kind.
+        record: the claim; the UUIDs of its devices are known.
+        own: CDI device name -> what its hardware and its configuration give (``Plan.edits``).
+        control: the nodes that every container with a GPU gets.
+        common: the user-space driver.
 
     Raises:
-        ClaimError: retryable; a device node or a part of NVIDIA's user-space driver is missing.
+        ClaimError: retryable; the spec would not be legal.
     """
-    own = ContainerEdits(env=(VOID, _claim_variable(record.ref)), device_nodes=nodes.control())
-    spec = CdiSpec(
-        kind=kind,
-        devices=tuple(_device(device, gpus[device.device], nodes) for device in record.devices),
-        edits=own.merged(edits.common(driver_version).edits),
+    void = ContainerEdits(env=(VOID, _claim_variable(record.ref)), device_nodes=tuple(control))
+    devices = tuple(
+        CdiDevice(device.cdi_device, ContainerEdits(env=(_variable(device),)).merged(own[device.cdi_device]))
+        for device in record.devices
     )
     try:
-        return encode(spec)
+        return encode(CdiSpec(kind=kind, devices=devices, edits=void.merged(common)))
     except CdiError as error:
         raise ClaimError(f"the CDI spec would not be legal: {error}", Reason.DRIVER_NOT_READY) from error
 
 
-def _device(record: DeviceRecord, gpu: Gpu, nodes: DeviceNodes) -> CdiDevice:
+def _variable(record: DeviceRecord) -> str:
     prefix = "GPUDRA_ADMIN_DEVICE" if record.admin_access else "GPUDRA_DEVICE"
-    variable = f"{prefix}_{_env_word(record.device)}={record.uuid}"
-    return CdiDevice(record.cdi_device, ContainerEdits(env=(variable,), device_nodes=nodes.of_gpu(gpu)))
+    return f"{prefix}_{_env_word(record.device)}={record.uuid}"
 
 
 def _claim_variable(ref: ClaimRef) -> str:

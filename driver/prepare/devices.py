@@ -37,6 +37,22 @@ class DeviceNodeReader(Protocol):
         """
 
 
+class CapabilityReader(Protocol):
+    """Looks up by which node the kernel lets programs at a MIG instance (``native.capabilities`` does)."""
+
+    def __call__(self, gpu_minor: int, gpu_instance: int, compute_instance: int | None, /) -> int | None:
+        """N of /dev/nvidia-caps/nvidia-capN of the compute instance, or with None of the GPU instance; None: there is
+        no such instance.
+
+        Raises:
+            OSError: it cannot be looked up.
+        """
+
+
+def no_capabilities(gpu_minor: int, gpu_instance: int, compute_instance: int | None) -> None:
+    """A kernel without MIG instances."""
+
+
 class DeviceNodes:
     """Gives CDI device nodes and says what is missing.
 
@@ -45,10 +61,19 @@ class DeviceNodes:
         host_root: where that device root stands on the host ("/" or for example "/run/nvidia/driver").
         require_devices: False on a mock node, where making device nodes needs a right that a user does not have and
             plain files stand for them.
+        capabilities: looks up the nodes of MIG instances.
     """
 
-    def __init__(self, reader: DeviceNodeReader, host_root: str = "/", *, require_devices: bool = True) -> None:
+    def __init__(
+        self,
+        reader: DeviceNodeReader,
+        host_root: str = "/",
+        *,
+        require_devices: bool = True,
+        capabilities: CapabilityReader = no_capabilities,
+    ) -> None:
         self._reader = reader
+        self._capabilities = capabilities
         self._host_root = host_root.rstrip("/")
         self._require_devices = require_devices
 
@@ -68,15 +93,64 @@ class DeviceNodes:
         Raises:
             ClaimError: retryable; as ``control``.
         """
+        return (self._of_minor(_minor(gpu)), *self._drm(gpu))
+
+    def of_partition(
+        self, gpu: Gpu, gpu_instance: int, compute_instance: int, *, graphics: bool = False
+    ) -> tuple[CdiDeviceNode, ...]:
+        """The nodes of one MIG device alone: its GPU's, and those that open its GPU instance and its compute instance.
+
+        A program sees only those MIG devices of a GPU whose capability nodes it may open.
+
+        Args:
+            gpu: the GPU that it is a part of.
+            gpu_instance: its id.
+            compute_instance: its id within the GPU instance.
+            graphics: with the GPU's DRM nodes, which other profiles have no use for.
+
+        Raises:
+            ClaimError: retryable; as ``control``, and where the kernel knows no such instance.
+        """
+        minor = _minor(gpu)
+        capabilities = [
+            self._capability(gpu, minor, gpu_instance, None),
+            self._capability(gpu, minor, gpu_instance, compute_instance),
+        ]
+        return (self._of_minor(minor), *capabilities, *(self._drm(gpu) if graphics else ()))
+
+    def has_instance(self, gpu: Gpu, gpu_instance: int, compute_instance: int) -> bool:
+        """Whether the kernel knows these instances."""
         if gpu.minor is None:
+            return False
+        try:
+            return self._capabilities(gpu.minor, gpu_instance, compute_instance) is not None
+        except OSError:
+            return False
+
+    def _of_minor(self, minor: int) -> CdiDeviceNode:
+        return self._needed(f"/dev/nvidia{minor}", f"nvidia-modprobe -c={minor}")
+
+    def _drm(self, gpu: Gpu) -> tuple[CdiDeviceNode, ...]:
+        paths = [f"/dev/dri/{name}" for name in gpu.drm_nodes]
+        return tuple(self._node(path) for path in paths if self._is_device(self._look(path)))
+
+    def _capability(self, gpu: Gpu, minor: int, gpu_instance: int, compute_instance: int | None) -> CdiDeviceNode:
+        inner = "" if compute_instance is None else f"/ci{compute_instance}"
+        access = f"/proc/driver/nvidia/capabilities/gpu{minor}/mig/gi{gpu_instance}{inner}/access"
+        try:
+            number = self._capabilities(minor, gpu_instance, compute_instance)
+        except OSError as error:
             raise ClaimError(
-                f"GPU {gpu.name} has no minor number, so its device node is not known; check that the NVIDIA driver "
-                "is loaded for it (nvidia-smi -q)",
+                f"cannot read {access}: {error.strerror}; check that the host's /proc is visible to the agent",
+                Reason.DEVICE_NOT_READY,
+            ) from error
+        if number is None:
+            raise ClaimError(
+                f"the kernel has no {access}: the partition of GPU {gpu.name} was destroyed, or the host's /proc is "
+                "not the one that the agent sees",
                 Reason.DEVICE_NOT_READY,
             )
-        node = self._needed(f"/dev/nvidia{gpu.minor}", f"nvidia-modprobe -c={gpu.minor}")
-        drm = [f"/dev/dri/{name}" for name in gpu.drm_nodes]
-        return (node, *(self._node(path) for path in drm if self._is_device(self._look(path))))
+        return self._needed(f"/dev/nvidia-caps/nvidia-cap{number}", f"nvidia-modprobe -f {access}")
 
     def _needed(self, path: str, remedy: str) -> CdiDeviceNode:
         status = self._look(path)
@@ -109,3 +183,13 @@ class DeviceNodes:
 
     def _node(self, path: str) -> CdiDeviceNode:
         return CdiDeviceNode(path, host_path=f"{self._host_root}{path}" if self._host_root else None)
+
+
+def _minor(gpu: Gpu) -> int:
+    if gpu.minor is None:
+        raise ClaimError(
+            f"GPU {gpu.name} has no minor number, so its device node is not known; check that the NVIDIA driver is "
+            "loaded for it (nvidia-smi -q)",
+            Reason.DEVICE_NOT_READY,
+        )
+    return gpu.minor

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from driver.names import DeviceName
 from driver.prepare.claims import AllocationResult, ClaimAllocation, OpaqueConfig
-from driver.prepare.config import DeviceConfig, GpuConfig, decode
+from driver.prepare.config import DeviceConfig, GpuConfig, MigDeviceConfig, VfioDeviceConfig, decode
 from driver.prepare.document import DocumentError
 from driver.prepare.errors import ClaimError, Reason
 
+_OF_KIND: Mapping[str, tuple[type[GpuConfig | MigDeviceConfig | VfioDeviceConfig], str]] = {
+    "gpu": (GpuConfig, "the full GPU"),
+    "mig": (MigDeviceConfig, "the MIG device"),
+    "vfio": (VfioDeviceConfig, "for passthrough the GPU"),
+}
 
-def effective_configs(allocation: ClaimAllocation) -> Mapping[AllocationResult, GpuConfig]:
-    """The configuration of each device of a claim of full GPUs.
+
+def effective_configs(allocation: ClaimAllocation) -> Mapping[AllocationResult, DeviceConfig]:
+    """The configuration of each device of a claim; that of its kind without any settings where none applies.
 
     Every configuration of this driver is decoded, also one that is overridden: a mistake in it is a mistake. Of those
     that apply to a request the last one wins. One whose author named requests must be of the right kind; one for all
@@ -33,28 +40,33 @@ def effective_configs(allocation: ClaimAllocation) -> Mapping[AllocationResult, 
 
 def _for_result(
     allocation: ClaimAllocation, result: AllocationResult, decoded: Mapping[int, DeviceConfig]
-) -> GpuConfig:
-    chosen = GpuConfig()
+) -> DeviceConfig:
+    name = DeviceName.parse(result.device)
+    expected, described = _OF_KIND[name.kind if name is not None else "gpu"]
+    chosen: DeviceConfig = expected()
     for opaque in allocation.configs_for(result):
         config = decoded[id(opaque)]
-        if isinstance(config, GpuConfig):
+        if isinstance(config, expected):
             _check_served(opaque, config)
             chosen = config
         elif opaque.named:
             raise ClaimError(
-                f"{opaque.path}.kind: is {config.kind}, but request {result.request} got the full GPU {result.device}: "
-                f"use {GpuConfig.kind}, or name another request in that entry's requests",
+                f"{opaque.path}.kind: is {config.kind}, but request {result.request} got {described} {result.device}: "
+                f"use {expected.kind}, or name another request in that entry's requests",
                 Reason.INVALID_CONFIG,
                 permanent=True,
             )
     return chosen
 
 
-def _check_served(opaque: OpaqueConfig, config: GpuConfig) -> None:
+def _check_served(opaque: OpaqueConfig, config: DeviceConfig) -> None:
+    if isinstance(config, VfioDeviceConfig):
+        return
     if config.sharing is not None and config.sharing.strategy is not None:
         raise ClaimError(
             f"{opaque.path}.sharing.strategy: {config.sharing.strategy} is not served by this version of the driver: "
-            "remove sharing to get the GPU for the claim alone (containers and pods that use the same claim share it)",
+            "remove sharing to get the device for the claim alone (containers and pods that use the same claim share "
+            "it)",
             Reason.UNSUPPORTED_CONFIG,
             permanent=True,
         )

@@ -10,11 +10,16 @@ import enum
 import json
 import re
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import msgspec
 
 from driver.prepare.claims import ClaimRef
 from driver.prepare.document import Cursor, DocumentError
+from driver.prepare.partition import PARTITION, PartitionRecord, read_partition
+
+StepData: TypeAlias = Mapping[str, Mapping[str, object]]
+"""Step name -> a JSON object of the step's own."""
 
 _ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\b")
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9A-Za-z-]{4,}\b")
@@ -41,12 +46,43 @@ class DeviceRecord(msgspec.Struct, frozen=True):
     uuid: str
     cdi_device: str
     """The device's name within the CDI kind."""
+    data: StepData = msgspec.field(default_factory=dict)
+    """What steps must know of this device to undo or make again what they did, by the step's name."""
     extra: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
+    def partition(self) -> PartitionRecord | None:
+        """Which part of the GPU it is; None for a whole one."""
+        data = self.data.get(PARTITION)
+        return None if data is None else PartitionRecord.from_data(data)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the device is there, as far as the record knows: not while its partition is being made again."""
+        partition = self.partition
+        return partition is None or partition.gpu_instance is not None
+
+    @property
     def hardware(self) -> frozenset[str]:
-        """What this device occupies. Two devices overlap if they have any of it in common."""
-        return frozenset((self.address, self.uuid))
+        """What this device occupies. Two devices overlap if they have any of it in common, or if one occupies what the
+        other is a part of (``within``)."""
+        partition = self.partition
+        parts = (self.address,) if partition is None else partition.parts(self.address)
+        return frozenset((*parts, self.uuid)) - {""}
+
+    @property
+    def within(self) -> frozenset[str]:
+        """What this device is a part of: nothing for a whole GPU. Two parts of the same do not overlap by that."""
+        partition = self.partition
+        return frozenset() if partition is None else partition.wholes(self.address)
+
+    def with_data(self, step: str, data: Mapping[str, object]) -> DeviceRecord:
+        """The same device, with what a step must know of it."""
+        return msgspec.structs.replace(self, data={**self.data, step: data})
+
+    def with_partition(self, partition: PartitionRecord, uuid: str) -> DeviceRecord:
+        """The same device, with another state of its partition."""
+        return msgspec.structs.replace(self.with_data(PARTITION, partition.to_data()), uuid=uuid)
 
 
 class ClaimRecord(msgspec.Struct, frozen=True):
@@ -63,18 +99,29 @@ class ClaimRecord(msgspec.Struct, frozen=True):
     """Why this record is not to be trusted: its hardware is withheld, but it is not answered from."""
     held: frozenset[str] = frozenset()
     """Hardware that is occupied beside that of ``devices``: of a record that could not be read in full."""
+    data: StepData = msgspec.field(default_factory=dict)
+    """What steps must know of the claim as a whole, by the step's name."""
     extra: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
     def trusted(self) -> bool:
         """Prepared, and no doubt about it: a repeated Prepare may be answered from it."""
-        return self.phase is Phase.PREPARED and self.doubt is None
+        return self.phase is Phase.PREPARED and self.doubt is None and all(device.stands for device in self.devices)
 
     @property
     def hardware(self) -> frozenset[str]:
         """Everything that the claim holds for itself: devices for admin access hold nothing."""
         own = (device.hardware for device in self.devices if not device.admin_access)
         return self.held.union(*own)
+
+    @property
+    def within(self) -> frozenset[str]:
+        """What the claim's devices are parts of."""
+        return frozenset().union(*(device.within for device in self.devices if not device.admin_access))
+
+    def with_devices(self, devices: tuple[DeviceRecord, ...]) -> ClaimRecord:
+        """The same claim, with what became of its devices."""
+        return msgspec.structs.replace(self, devices=devices)
 
     def with_phase(self, phase: Phase) -> ClaimRecord:
         """The same claim, one phase on."""
@@ -95,6 +142,7 @@ def record_to_json(record: ClaimRecord) -> dict[str, object]:
         "specDigest": record.spec_digest,
         "doubt": record.doubt,
         "held": sorted(record.held) or None,
+        "data": record.data or None,
     }
     document.update({key: value for key, value in optional.items() if value is not None})
     return document
@@ -114,11 +162,15 @@ def _device_to_json(device: DeviceRecord) -> dict[str, object]:
         document["shareID"] = device.share_id
     if device.admin_access:
         document["adminAccess"] = True
+    if device.data:
+        document["data"] = device.data
     return document
 
 
-_CLAIM_KEYS = frozenset(("namespace", "name", "phase", "devices", "bootID", "specDigest", "doubt", "held"))
-_DEVICE_KEYS = frozenset(("request", "pool", "device", "address", "uuid", "cdiDevice", "shareID", "adminAccess"))
+_CLAIM_KEYS = frozenset(("namespace", "name", "phase", "devices", "bootID", "specDigest", "doubt", "held", "data"))
+_DEVICE_KEYS = frozenset(
+    ("request", "pool", "device", "address", "uuid", "cdiDevice", "shareID", "adminAccess", "data")
+)
 
 
 def record_from_json(uid: str, value: object) -> ClaimRecord:
@@ -142,13 +194,14 @@ def _read(uid: str, cursor: Cursor) -> ClaimRecord:
         spec_digest=_text(cursor, "specDigest"),
         doubt=_text(cursor, "doubt"),
         held=frozenset(item.text() for item in held.elements()) if held else frozenset(),
+        data=_step_data(cursor),
         extra=_unknown(cursor, _CLAIM_KEYS),
     )
 
 
 def _read_device(cursor: Cursor) -> DeviceRecord:
     admin = cursor.find("adminAccess")
-    return DeviceRecord(
+    device = DeviceRecord(
         request=cursor.get("request").text(),
         pool=cursor.get("pool").text(),
         device=cursor.get("device").text(),
@@ -157,8 +210,18 @@ def _read_device(cursor: Cursor) -> DeviceRecord:
         address=cursor.get("address").text(),
         uuid=cursor.get("uuid").text(),
         cdi_device=cursor.get("cdiDevice").text(),
+        data=_step_data(cursor),
         extra=_unknown(cursor, _DEVICE_KEYS),
     )
+    if PARTITION in device.data:
+        read_partition(cursor.get("data").get(PARTITION))
+    return device
+
+
+def _step_data(cursor: Cursor) -> StepData:
+    """What steps wrote: an object for each. What is in them is the steps' own affair."""
+    found = cursor.find("data")
+    return {} if found is None else {name: item.as_object() for name, item in found.members()}
 
 
 def unreadable_record(uid: str, value: object, problem: str) -> ClaimRecord:

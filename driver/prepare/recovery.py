@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from driver.model import NodeInventory, Problem
@@ -11,8 +9,8 @@ from driver.prepare.errors import ClaimError, storage_error
 from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.resolve import ReplacedError
 from driver.prepare.session import Session
-from driver.prepare.specfolder import SpecFolder, digest
-from driver.prepare.steps import Plan, Work
+from driver.prepare.specfolder import SpecFolder
+from driver.prepare.workshop import Workshop, unfinished
 
 
 class Recovery(msgspec.Struct):
@@ -32,8 +30,7 @@ class Recovery(msgspec.Struct):
 def recover(
     session: Session,
     specs: SpecFolder,
-    plan: Plan,
-    remake: Callable[[ClaimRecord, NodeInventory], Work],
+    shop: Workshop,
     inventory: NodeInventory | None,
 ) -> Recovery:
     """Go through all records. Never raises for one of them."""
@@ -49,7 +46,7 @@ def recover(
                         if any(device.address not in addresses for device in record.devices):
                             report.waiting.append(uid)
                             continue
-                        _recover_claim(_Context(session, specs, plan, remake, inventory, report), record)
+                        _recover_claim(_Context(session, specs, shop, inventory, report), record)
             _sweep_folder(session, specs, deadline, report)
     except ClaimError as error:
         report.problems.append(Problem("node", str(error)))
@@ -60,8 +57,7 @@ def recover(
 class _Context(msgspec.Struct, frozen=True):
     session: Session
     specs: SpecFolder
-    plan: Plan
-    remake: Callable[[ClaimRecord, NodeInventory], Work]
+    shop: Workshop
     inventory: NodeInventory | None
     report: Recovery
 
@@ -69,7 +65,7 @@ class _Context(msgspec.Struct, frozen=True):
 def _recover_claim(context: _Context, record: ClaimRecord) -> None:
     try:
         if record.phase is not Phase.PREPARED:
-            context.plan.undo(record)
+            context.shop.undo(record)
             context.session.commit({record.ref.uid: None}, frees=True)
             context.report.undone.append(record.ref.uid)
         elif record.devices:
@@ -92,16 +88,18 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
             context.report.waiting.append(uid)
         return
     try:
-        work = context.remake(record, context.inventory)
+        work = context.shop.work(record, context.inventory)
+        if not context.shop.plan.is_done(work):
+            context.shop.check(work)
+            if unfinished(work.record):
+                work.save(work.record)
+            context.shop.plan.do(work)
+            context.report.remade.append(uid)
     except ClaimError as error:
         if rebooted or isinstance(error, ReplacedError):
-            context.plan.undo(record)  # a container that starts now must fail rather than get the wrong GPU
+            context.shop.undo(record)  # a container that starts now must fail rather than get the wrong GPU
         raise
-    wanted = digest(work.spec)
-    if current != wanted:
-        context.plan.do(work)
-        context.report.remade.append(uid)
-    fresh = msgspec.structs.replace(record, boot_id=context.session.boot_id, spec_digest=wanted, doubt=None)
+    fresh = context.shop.done(work)
     if fresh != record:
         context.session.commit({uid: fresh})
 

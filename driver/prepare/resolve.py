@@ -1,59 +1,55 @@
-"""Device names -> hardware, and whether somebody else holds it. Looks at values only; changes nothing."""
+"""Device names -> hardware, and whether it is still what it was. Looks at values only; changes nothing."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 import msgspec
 
-from driver.model import Gpu, GpuState, NodeInventory
+from driver.model import Gpu, GpuState, MigPartition, MigSupport, NodeInventory
+from driver.names import DeviceName, name_of, partition_name
 from driver.prepare.claims import AllocationResult, ClaimAllocation
 from driver.prepare.errors import ClaimError, Reason
+from driver.prepare.partition import Origin, PartitionRecord
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 from driver.prepare.specfolder import device_name
 
-_FULL_GPU = re.compile(r"\Agpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7]\Z")
+_RESCHEDULE = "delete the pod and the claim so that they are scheduled again"
+_MIG_OFF = "run `nvidia-smi -i {address} -mig 0` on the host when nobody uses it"
 
 
-class Resolved(msgspec.Struct, frozen=True):
-    """A claim with the hardware that its devices stand for."""
-
-    record: ClaimRecord
-    gpus: Mapping[str, Gpu]
-    """Device name -> GPU."""
-
-
-def check_names(allocation: ClaimAllocation) -> None:
-    """Whether every device has a name that this version gives to devices.
+def check_names(allocation: ClaimAllocation, kinds: Collection[str]) -> None:
+    """Whether every device has a name that this driver gives to devices, of a kind that it serves.
 
     Raises:
         ClaimError: permanent; no snapshot of the node can change it.
     """
     for result in allocation.results:
-        if _FULL_GPU.match(result.device) is None:
-            raise ClaimError(
-                f"{result.path}.device: this version of the driver has no device {result.device} (full GPUs are named "
-                "by their PCI address, like gpu-0000-1b-00-0); delete the pod and the claim so that they are "
-                "scheduled again",
-                Reason.DEVICE_NOT_FOUND,
-                permanent=True,
+        name = DeviceName.parse(result.device)
+        if name is None:
+            problem = (
+                f"this version of the driver has no device {result.device} (full GPUs are named by their PCI address, "
+                f"like gpu-0000-1b-00-0); {_RESCHEDULE}"
             )
+        elif name.kind not in kinds:
+            problem = f"{result.device} is of the kind {name.kind}, which is turned off on this node; {_RESCHEDULE}"
+        else:
+            continue
+        raise ClaimError(f"{result.path}.device: {problem}", Reason.DEVICE_NOT_FOUND, permanent=True)
 
 
-def resolve(allocation: ClaimAllocation, inventory: NodeInventory) -> Resolved:
+def resolve(allocation: ClaimAllocation, inventory: NodeInventory, mig: MigSupport) -> ClaimRecord:
     """Find the hardware of every device of a claim.
 
     Raises:
-        ClaimError: retryable; a device is not there or not usable now.
+        ClaimError: a device is not there or not usable now. Permanent where only an administrator can bring it back.
     """
-    gpus = {result.device: usable_gpu(result.device, inventory) for result in allocation.results}
-    devices = tuple(_device(allocation.ref.uid, result, gpus[result.device]) for result in allocation.results)
-    return Resolved(ClaimRecord(allocation.ref, Phase.PREPARING, devices), gpus)
+    devices = tuple(_device(allocation.ref.uid, result, inventory, mig) for result in allocation.results)
+    return ClaimRecord(allocation.ref, Phase.PREPARING, devices)
 
 
 def usable_gpu(name: str, inventory: NodeInventory) -> Gpu:
-    """The GPU of that name, if a container can use it now.
+    """The GPU of that name, if a container can use it or a part of it now.
 
     Raises:
         ClaimError: retryable; says what is wrong with it.
@@ -62,39 +58,78 @@ def usable_gpu(name: str, inventory: NodeInventory) -> Gpu:
     if gpu is None:
         present = ", ".join(gpu.name for gpu in inventory.gpus) or "none"
         raise ClaimError(
-            f"this node has no device {name} (it has: {present}); if the GPU was removed, delete the pod and the claim "
-            "so that they are scheduled again",
+            f"this node has no device {name} (it has: {present}); if the GPU was removed, {_RESCHEDULE}",
             Reason.DEVICE_NOT_FOUND,
         )
     if gpu.state is not GpuState.READY or gpu.uuid is None:
         raise ClaimError(
             f"{name} is {gpu.state.value}: {gpu.reason or 'NVML gives no UUID for it'}", Reason.DEVICE_NOT_READY
         )
-    if gpu.mig is not None and gpu.mig.current:
+    return gpu
+
+
+def whole_gpu(gpu: Gpu, mig: MigSupport, *, admin_access: bool = False) -> Gpu:
+    """The GPU, if it can be used as a whole. Where this driver switches MIG mode, it is no obstacle here; and whoever
+    only looks at a GPU sees it in any mode.
+
+    Raises:
+        ClaimError: retryable; it is in MIG mode.
+    """
+    switched = mig is MigSupport.DYNAMIC and gpu.switches_mig_freely
+    if gpu.mig_enabled and not switched and not admin_access:
         raise ClaimError(
-            f"{name} is in MIG mode and cannot be used as a full GPU; run `nvidia-smi -i {gpu.address} -mig 0` on the "
-            "host when nobody uses it",
+            f"{gpu.name} is in MIG mode and cannot be used as a full GPU; {_MIG_OFF.format(address=gpu.address)}",
             Reason.DEVICE_NOT_READY,
         )
     return gpu
 
 
-def check_identity(record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, Gpu]:
-    """The GPUs of a stored record, each of them still the one that it was.
+def standing(gpu: Gpu, partition: PartitionRecord) -> MigPartition | None:
+    """The partition that stands now in the place of a recorded one, of the same profile."""
+    wanted = partition.profile_id, partition.placement, partition.compute
+    return next((one for one in gpu.partitions if (one.profile_id, one.placement, one.compute) == wanted), None)
+
+
+def check_identity(record: ClaimRecord, inventory: NodeInventory) -> None:
+    """Whether the devices of a stored record are still those that they were: GPUs, and partitions that were found.
+
+    Partitions that were made for the claim are not looked at, only their GPUs are.
 
     Raises:
-        ClaimError: retryable; a GPU is gone, unusable, or another board stands at its address.
+        ClaimError: a device is gone, unusable, or something else stands in its place.
     """
-    gpus = {device.device: usable_gpu(device.device, inventory) for device in record.devices}
     for device in record.devices:
-        found = gpus[device.device]
-        if found.uuid != device.uuid or str(found.address) != device.address:
-            raise ReplacedError(
-                f"{device.device} was GPU {device.uuid} when claim {record.ref} was prepared and is GPU {found.uuid} "
-                "now: the board was replaced; delete the pods that use the claim, so that it is prepared anew",
-                Reason.DEVICE_NOT_READY,
-            )
-    return gpus
+        gpu = _same_gpu(record, device, inventory)
+        partition = device.partition
+        if partition is not None and partition.origin is Origin.FOUND:
+            found = standing(gpu, partition)
+            if found is None:
+                raise _vanished(device.device, gpu, "it was destroyed while the claim held it")
+            if found.uuid != device.uuid:
+                raise ReplacedError(
+                    f"{device.device} was MIG device {device.uuid} when claim {record.ref} was prepared and is "
+                    f"{found.uuid} now: somebody partitioned the GPU anew; delete the pods that use the claim, so that "
+                    "it is prepared anew",
+                    Reason.DEVICE_NOT_READY,
+                )
+
+
+def refound(record: ClaimRecord, inventory: NodeInventory) -> ClaimRecord:
+    """The record with those found partitions as they stand now, where their place and profile is the same.
+
+    For a record of an earlier boot: nothing that it describes stands any more, and what an administrator's tool made
+    again at the start is what the claim was given.
+    """
+    devices = []
+    for device in record.devices:
+        partition = device.partition
+        gpu = inventory.at(device.address)
+        if partition is not None and partition.origin is Origin.FOUND and gpu is not None:
+            found = standing(gpu, partition)
+            if found is not None:
+                device = _found(device, partition, found)  # noqa: PLW2901 - the same device as it is now
+        devices.append(device)
+    return record.with_devices(tuple(devices))
 
 
 class ReplacedError(ClaimError):
@@ -110,26 +145,45 @@ def same_allocation(record: ClaimRecord, allocation: ClaimAllocation) -> bool:
 def conflict(record: ClaimRecord, others: Iterable[ClaimRecord]) -> ClaimError | None:
     """The error if other claims hold any of a claim's hardware, finished or not; None if nobody does.
 
-    Devices for admin access neither hold nor need anything for themselves.
+    A partition overlaps its GPU and whatever lies on the same slices, not its siblings. Devices for admin access
+    neither hold nor need anything for themselves.
     """
-    wanted = {item: device for device in record.devices if not device.admin_access for item in device.hardware}
+    wanted = [device for device in record.devices if not device.admin_access]
     for other in others:
         if other.ref.uid == record.ref.uid:
             continue
-        shared = sorted(other.hardware.intersection(wanted))
-        if shared:
-            device = wanted[shared[0]]
-            state = other.doubt or f"it is {other.phase.value.lower()}"
-            return ClaimError(
-                f"{device.device} (GPU {device.uuid}) is held by claim {other.ref}: {state}; it is free again when "
-                "that claim is unprepared (delete the pods that use it)",
-                Reason.DEVICE_IN_USE,
-            )
+        held, within = other.hardware, other.within
+        for device in wanted:
+            if device.hardware & held or device.within & held or device.hardware & within:
+                state = other.doubt or f"it is {other.phase.value.lower()}"
+                return ClaimError(
+                    f"{_told(device)} is held by claim {other.ref}{_by(device, other)}: {state}; it is free again when "
+                    "that claim is unprepared (delete the pods that use it)",
+                    Reason.DEVICE_IN_USE,
+                )
     return None
 
 
-def _device(uid: str, result: AllocationResult, gpu: Gpu) -> DeviceRecord:
-    return DeviceRecord(
+def _told(device: DeviceRecord) -> str:
+    partition = device.partition
+    if partition is None:
+        return f"{device.device} (GPU {device.uuid})"
+    return f"{device.device} (of GPU {partition.parent})"
+
+
+def _by(device: DeviceRecord, other: ClaimRecord) -> str:
+    """With which of its devices, where that is not the same one."""
+    for theirs in other.devices:
+        hit = device.hardware & theirs.hardware or device.within & theirs.hardware or device.hardware & theirs.within
+        if hit and not theirs.admin_access and theirs.device != device.device:
+            return f" (its {theirs.device} overlaps it)"
+    return ""
+
+
+def _device(uid: str, result: AllocationResult, inventory: NodeInventory, mig: MigSupport) -> DeviceRecord:
+    name = DeviceName.parse(result.device)
+    gpu = usable_gpu(name.gpu if name is not None else result.device, inventory)
+    device = DeviceRecord(
         request=result.request,
         pool=result.pool,
         device=result.device,
@@ -139,3 +193,61 @@ def _device(uid: str, result: AllocationResult, gpu: Gpu) -> DeviceRecord:
         uuid=gpu.uuid or "",
         cdi_device=device_name(uid, result.request, result.device, result.share_id),
     )
+    if name is None or name.kind != "mig":
+        if name is None or name.kind == "gpu":
+            whole_gpu(gpu, mig, admin_access=result.admin_access)
+        return device
+    return _partition(device, name, gpu, mig)
+
+
+def _partition(device: DeviceRecord, name: DeviceName, gpu: Gpu, mig: MigSupport) -> DeviceRecord:
+    """What a partition's name means on this GPU now: one that stands, or one that is to be made."""
+    found = next((one for one in gpu.partitions if name_of(gpu, one) == device.device), None)
+    if found is not None and (device.admin_access or not found.managed):
+        partition = PartitionRecord(
+            found.profile_id, found.profile, found.placement, gpu.uuid or "", Origin.FOUND, found.compute
+        )
+        return _found(device, partition, found)
+    profile = None if name.profile_id is None else gpu.profile(name.profile_id)
+    placement = next((one for one in profile.placements if one.start == name.start), None) if profile else None
+    if device.admin_access:
+        raise ClaimError(
+            f"{device.device} does not stand on GPU {gpu.uuid} now, and admin access makes no partition; try again "
+            "while a claim has it",
+            Reason.DEVICE_NOT_READY,
+        )
+    if mig is not MigSupport.DYNAMIC or profile is None or placement is None or name.compute_start is not None:
+        raise _vanished(device.device, gpu, "it was destroyed, or the GPU is not in MIG mode any more")
+    if device.device != partition_name(gpu.name, profile.name, profile.profile_id, placement.start):
+        raise _vanished(device.device, gpu, f"profile {profile.profile_id} of this board is {profile.name}")
+    partition = PartitionRecord(profile.profile_id, profile.name, placement, gpu.uuid or "", Origin.PLANNED)
+    return device.with_partition(partition, "")
+
+
+def _found(device: DeviceRecord, partition: PartitionRecord, found: MigPartition) -> DeviceRecord:
+    now = msgspec.structs.replace(partition, gpu_instance=found.gpu_instance, compute_instance=found.compute_instance)
+    return device.with_partition(now, found.uuid)
+
+
+def _vanished(name: str, gpu: Gpu, why: str) -> ClaimError:
+    present = ", ".join(name_of(gpu, one) for one in gpu.partitions) or "none"
+    return ClaimError(
+        f"there is no MIG device {name} on GPU {gpu.uuid} now: {why} (it has: {present}); {_RESCHEDULE}, or make the "
+        "partition again with nvidia-smi mig",
+        Reason.DEVICE_NOT_FOUND,
+        permanent=True,
+    )
+
+
+def _same_gpu(record: ClaimRecord, device: DeviceRecord, inventory: NodeInventory) -> Gpu:
+    name = DeviceName.parse(device.device)
+    gpu = usable_gpu(name.gpu if name is not None else device.device, inventory)
+    partition = device.partition
+    known = device.uuid if partition is None else partition.parent
+    if gpu.uuid != known or str(gpu.address) != device.address:
+        raise ReplacedError(
+            f"{device.device} was GPU {known} when claim {record.ref} was prepared and is GPU {gpu.uuid} now: the "
+            "board was replaced; delete the pods that use the claim, so that it is prepared anew",
+            Reason.DEVICE_NOT_READY,
+        )
+    return gpu

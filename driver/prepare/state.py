@@ -14,19 +14,19 @@ from typing import TypeAlias
 
 import msgspec
 
-from driver.model import NodeInventory, Problem
+from driver.model import MigSupport, NodeInventory, Problem
 from driver.prepare import recovery
 from driver.prepare.claims import ClaimAllocation, ClaimRef, is_claim_uid, read_claim
-from driver.prepare.claimspec import build_spec
 from driver.prepare.devices import DeviceNodes
 from driver.prepare.edits import EditsSource
 from driver.prepare.effective import effective_configs
 from driver.prepare.errors import ClaimError, Reason, storage_error
 from driver.prepare.records import ClaimRecord, Phase
-from driver.prepare.resolve import check_identity, check_names, conflict, resolve, same_allocation
+from driver.prepare.resolve import check_names, conflict, same_allocation
 from driver.prepare.session import Session, read_boot_id
-from driver.prepare.specfolder import SpecFolder, digest
-from driver.prepare.steps import Faults, Plan, Work, no_faults
+from driver.prepare.specfolder import SpecFolder
+from driver.prepare.steps import Faults, Plan, Step, no_faults
+from driver.prepare.workshop import Job, Workshop, unfinished
 
 
 class PreparedDevice(msgspec.Struct, frozen=True):
@@ -45,20 +45,6 @@ Prepared: TypeAlias = tuple[PreparedDevice, ...]
 Answers: TypeAlias = dict[str, Prepared | ClaimError]
 
 
-class _Job(msgspec.Struct, frozen=True):
-    """A claim of which everything is known and nothing is done."""
-
-    work: Work
-    stored: ClaimRecord | None
-    """What the checkpoint had of the claim."""
-    again: bool
-    """The claim may be in use with this very hardware: made right in place, never undone on failure."""
-
-    @property
-    def record(self) -> ClaimRecord:
-        return self.work.record
-
-
 class Preparer:
     """Prepares and unprepares the claims of one pool. Safe to use from several threads.
 
@@ -70,6 +56,8 @@ class Preparer:
         inventory: the last snapshot of the node; None as long as there is none. Called once per operation.
         edits: what all containers with a GPU share.
         nodes: device nodes of the host.
+        steps: what devices need beside their nodes (partitions, sharing), in the order in which it is done.
+        mig: what is done with MIG.
         boot_id: the running system's; None: unknown.
         faults: told of each crash point that is passed.
         patience: seconds to wait for other operations on the same claim or GPU before giving up with a retryable error.
@@ -88,6 +76,8 @@ class Preparer:
         *,
         edits: EditsSource,
         nodes: DeviceNodes,
+        steps: Sequence[Step] = (),
+        mig: MigSupport = MigSupport.STATIC,
         boot_id: Callable[[], str | None] = read_boot_id,
         faults: Faults = no_faults,
         patience: float = 30.0,
@@ -99,8 +89,13 @@ class Preparer:
         self._nodes = nodes
         self._faults = faults
         self._specs = SpecFolder(cdi_dir, driver_name)
-        self._plan = Plan(self._specs, faults)
         self._session = Session(state_dir, self._specs, boot_id=boot_id, patience=patience)
+        self._shop = Workshop(self._session, self._specs, nodes, edits, steps, mig, faults)
+
+    @property
+    def plan(self) -> Plan:
+        """The table of steps."""
+        return self._shop.plan
 
     def prepared(self) -> tuple[ClaimRecord, ...]:
         """Every record there is, finished or not, as last made durable."""
@@ -159,7 +154,7 @@ class Preparer:
         from being prepared on this node.
         """
         inventory = self._inventory()
-        report = recovery.recover(self._session, self._specs, self._plan, self._remake, inventory)
+        report = recovery.recover(self._session, self._specs, self._shop, inventory)
         if inventory is not None and inventory.gpus:
             report.problems.extend(self._common_problems(inventory))
         return report
@@ -186,7 +181,7 @@ class Preparer:
 
     def _read(self, uid: str, document: object) -> ClaimAllocation:
         allocation = read_claim(document, uid=uid, driver_name=self._driver_name, pool_name=self._pool_name)
-        check_names(allocation)
+        check_names(allocation, self._shop.kinds)
         effective_configs(allocation)
         return allocation
 
@@ -203,9 +198,9 @@ class Preparer:
         except ClaimError as error:
             return dict.fromkeys(wanted, error)
 
-    def _jobs(self, wanted: Mapping[str, ClaimAllocation], answers: Answers) -> list[_Job]:
+    def _jobs(self, wanted: Mapping[str, ClaimAllocation], answers: Answers) -> list[Job]:
         """Answer what is prepared already; turn the rest into jobs."""
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         todo: dict[str, ClaimAllocation] = {}
         for uid, allocation in wanted.items():
             stored = self._session.records.get(uid)
@@ -219,7 +214,7 @@ class Preparer:
         inventory = self._inventory() if todo else None
         for uid, allocation in todo.items():
             try:
-                jobs.append(self._job(allocation, self._session.records.get(uid), inventory))
+                jobs.append(self._shop.job(allocation, self._session.records.get(uid), inventory))
             except ClaimError as error:
                 answers[uid] = error
         return jobs
@@ -230,30 +225,9 @@ class Preparer:
             return False
         return stored.spec_digest == self._specs.current_digest(stored.ref.uid)
 
-    def _job(self, allocation: ClaimAllocation, stored: ClaimRecord | None, inventory: NodeInventory | None) -> _Job:
-        if inventory is None:
-            raise ClaimError(
-                "the driver has no picture of this node's GPUs yet: NVIDIA's kernel driver or its library is not ready "
-                "(see the agent's log); the kubelet tries again",
-                Reason.DRIVER_NOT_READY,
-            )
-        resolved = resolve(allocation, inventory)
-        again = False
-        if stored is not None and stored.phase is Phase.PREPARED:
-            if same_allocation(stored, allocation):
-                check_identity(stored, inventory)
-                again = True
-            else:
-                again = stored.doubt is not None and stored.hardware == resolved.record.hardware
-        spec = build_spec(
-            self._specs.kind, resolved.record, resolved.gpus, self._nodes, self._edits, inventory.driver_version
-        )
-        record = msgspec.structs.replace(resolved.record, boot_id=self._session.boot_id, spec_digest=digest(spec))
-        return _Job(Work(record, inventory, spec), stored, again)
-
-    def _admit(self, jobs: Sequence[_Job], addresses: frozenset[str], answers: Answers) -> list[_Job]:
+    def _admit(self, jobs: Sequence[Job], addresses: frozenset[str], answers: Answers) -> list[Job]:
         """Those jobs whose GPUs are theirs alone. Called with the GPUs locked, so that the answer stays true."""
-        admitted: list[_Job] = []
+        admitted: list[Job] = []
         for job in jobs:
             locked_out = next((d for d in job.record.devices if d.address not in addresses), None)
             others = [*self._session.records.values(), *(other.record for other in admitted)]
@@ -264,17 +238,19 @@ class Preparer:
                 answers[job.record.ref.uid] = error
         return admitted
 
-    def _run(self, jobs: Sequence[_Job], answers: Answers) -> None:
+    def _run(self, jobs: Sequence[Job], answers: Answers) -> None:
         """Intent, steps, result; the writes of the checkpoint are shared by all jobs."""
         ready = []
         for job in jobs:
             try:
                 self._clear(job)
+                self._shop.check(job.work)
                 ready.append(job)
             except ClaimError as error:
                 answers[job.record.ref.uid] = error
+        intents = (job.record for job in ready if not job.again or unfinished(job.record))
         try:
-            self._session.commit({job.record.ref.uid: job.record for job in ready if not job.again})
+            self._session.commit({record.ref.uid: record for record in intents})
         except ClaimError as error:
             answers.update({job.record.ref.uid: error for job in ready})
             return
@@ -283,20 +259,20 @@ class Preparer:
         for job in ready:
             uid = job.record.ref.uid
             try:
-                self._plan.do(job.work)
-                results[uid] = job.record.with_phase(Phase.PREPARED)
+                self._shop.plan.do(job.work)
+                results[uid] = self._shop.done(job.work)
             except ClaimError as error:
                 answers[uid] = error
                 if not job.again and self._undone(job.record):
                     results[uid] = None
         self._finish(ready, results, answers)
 
-    def _clear(self, job: _Job) -> None:
+    def _clear(self, job: Job) -> None:
         """Undo what the claim holds from an interrupted or another allocation before it is prepared anew."""
         if job.stored is not None and not job.again:
-            self._plan.undo(job.stored)
+            self._shop.undo(job.stored)
 
-    def _finish(self, jobs: Sequence[_Job], results: Mapping[str, ClaimRecord | None], answers: Answers) -> None:
+    def _finish(self, jobs: Sequence[Job], results: Mapping[str, ClaimRecord | None], answers: Answers) -> None:
         done = {uid: record for uid, record in results.items() if record is not None}
         try:
             self._session.commit(results)
@@ -313,7 +289,7 @@ class Preparer:
     def _undone(self, record: ClaimRecord) -> bool:
         """Try to undo after a failure. Where that fails too, the record stays and the next attempt undoes it."""
         try:
-            self._plan.undo(record)
+            self._shop.undo(record)
         except ClaimError:
             return False
         return True
@@ -357,7 +333,7 @@ class Preparer:
             self._faults("u1")
             for uid, record in known.items():
                 try:
-                    self._plan.undo(record)
+                    self._shop.undo(record)
                     answers[uid] = None
                 except ClaimError as error:
                     answers[uid] = error
@@ -373,16 +349,6 @@ class Preparer:
         except OSError as error:
             return storage_error("remove the CDI file", self._specs.path(uid), error)
         return None
-
-    def _remake(self, record: ClaimRecord, inventory: NodeInventory) -> Work:
-        """What a prepared claim should look like now.
-
-        Raises:
-            ClaimError: it cannot be had: a GPU is gone or replaced, or a part of NVIDIA's driver is missing.
-        """
-        gpus = check_identity(record, inventory)
-        spec = build_spec(self._specs.kind, record, gpus, self._nodes, self._edits, inventory.driver_version)
-        return Work(record, inventory, spec)
 
 
 def _busy(what: str) -> ClaimError:

@@ -1,27 +1,30 @@
 """The steps that make a claim's devices ready, each with its way back and a look at whether it worked.
 
 The steps run in the order of the table, and are undone in the opposite order. Each can be run again over its own result
-(after a crash), and each can be undone from the stored record alone: without the claim, without NVML.
+(after a crash), and each can be undone from the stored record alone: without the claim. What a step must know for that
+it writes into the record, under its own name (``DeviceRecord.data``, ``ClaimRecord.data``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
 
 from driver.model import NodeInventory
+from driver.prepare.cdi import ContainerEdits
+from driver.prepare.config import DeviceConfig
 from driver.prepare.errors import ClaimError, Reason, storage_error
 from driver.prepare.records import ClaimRecord
-from driver.prepare.resolve import check_identity
 from driver.prepare.specfolder import SpecFolder, digest
 
 Faults: TypeAlias = Callable[[str], None]
 """Called with the name of each point that is passed. In production it does nothing; tests end the process there.
 
-Prepare: p1 intent recorded, p2 hardware done, p3 CDI file in place, p4 result recorded, p5 about to answer.
-Unprepare: u1 intent recorded, u2 hardware reverted, u3 CDI file gone, u4 record gone.
+Prepare: p1 intent recorded, then the steps' own points (p2 hardware done, p3 CDI file in place), p4 result recorded, p5
+about to answer. Unprepare: u1 intent recorded, the steps' own (u3 CDI file gone, u2 hardware reverted), u4 record gone.
+``Plan.prepare_points`` and ``Plan.unprepare_points`` have all of them in the order in which they are passed.
 """
 
 
@@ -29,35 +32,67 @@ def no_faults(point: str) -> None:
     """Pass every point."""
 
 
-class Work(msgspec.Struct, frozen=True):
+class Work(msgspec.Struct):
     """A claim on its way to being prepared."""
 
     record: ClaimRecord
+    """As it is by now: steps put what they learn into it."""
     inventory: NodeInventory
-    spec: bytes
-    """The content of its CDI file."""
+    keep: Callable[[ClaimRecord], None]
+    """Makes a record of this claim durable. ClaimError: it could not be written."""
+    others: Sequence[ClaimRecord] = ()
+    """The records of all other claims."""
+    configs: Mapping[str, DeviceConfig] = {}
+    """``DeviceRecord.cdi_device`` -> its configuration. Empty where a claim is made right from its record: steps find
+    in the record what they put there when they checked it."""
+    spec: bytes | None = None
+    """The content of its CDI file; None until it can be known."""
+
+    def save(self, record: ClaimRecord) -> None:
+        """Go on with this record, which is on the disk when this returns."""
+        self.keep(record)
+        self.record = record
 
 
 class Step(Protocol):
-    """One reversible change on behalf of a claim."""
+    """One reversible change on behalf of a claim. ``StepDefaults`` does nothing and may be inherited from."""
+
+    @property
+    def name(self) -> str:
+        """Unique; under it the step's data stands in records."""
 
     @property
     def subject(self) -> str:
         """What it is about, for messages."""
 
     @property
-    def done_point(self) -> str:
-        """The crash point behind ``do``."""
+    def kinds(self) -> frozenset[str]:
+        """Kinds of devices (``DeviceName.kind``) that can be prepared only because this step is there."""
 
     @property
-    def undone_point(self) -> str:
-        """The crash point behind ``undo``."""
+    def do_points(self) -> tuple[str, ...]:
+        """The crash points that ``do`` passes. The last one is passed behind it by the plan, the others by the step."""
+
+    @property
+    def undo_points(self) -> tuple[str, ...]:
+        """The same for ``undo``."""
+
+    def check(self, work: Work) -> None:
+        """Find out what would make ``do`` fail, before anything is changed. The claim's GPUs are locked.
+
+        May put into ``work.record`` what must be on the disk before ``do``. ClaimError: the claim cannot be prepared.
+        """
 
     def do(self, work: Work) -> None:
         """Make the change. ClaimError or OSError: it was not made, or not in full; undo follows."""
 
-    def undo(self, record: ClaimRecord) -> None:
-        """Take the change back. Nothing to take back is success."""
+    def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
+        """Take the change back. Nothing to take back is success.
+
+        Args:
+            record: as it was last made durable.
+            others: the records of all other claims, finished or not: what they share is theirs to keep.
+        """
 
     def is_done(self, work: Work) -> bool:
         """Whether the change is in place. ClaimError: it cannot be looked at."""
@@ -65,50 +100,63 @@ class Step(Protocol):
     def is_undone(self, record: ClaimRecord) -> bool:
         """Whether nothing of the change is left."""
 
+    def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
+        """What containers get by it: name of the CDI device (``DeviceRecord.cdi_device``) -> edits. After ``do``."""
 
-class HardwareStep:
-    """A full GPU is handed out as it is: the step makes sure that it is the one that was meant."""
 
-    subject = "the identity of its GPUs"
-    done_point = "p2"
-    undone_point = "u2"
+class StepDefaults:
+    """A step that does nothing."""
+
+    kinds: frozenset[str] = frozenset()
+
+    def check(self, work: Work) -> None:
+        """Nothing can be wrong."""
 
     def do(self, work: Work) -> None:
-        """Compare UUID and address of every GPU with the record."""
-        check_identity(work.record, work.inventory)
+        """Nothing to do."""
 
-    def undo(self, record: ClaimRecord) -> None:
-        """A full GPU was not changed."""
+    def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
+        """Nothing to undo."""
 
     def is_done(self, work: Work) -> bool:
-        """Whether each GPU is still the one in the record."""
-        found = ((device, work.inventory.gpu(device.device)) for device in work.record.devices)
-        return all(gpu is not None and gpu.uuid == device.uuid for device, gpu in found)
-
-    def is_undone(self, record: ClaimRecord) -> bool:
-        """Always: nothing was changed."""
+        """Always."""
         return True
 
+    def is_undone(self, record: ClaimRecord) -> bool:
+        """Always."""
+        return True
 
-class SpecStep:
-    """The claim's CDI file."""
+    def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
+        """None."""
+        return {}
 
+
+class SpecStep(StepDefaults):
+    """The claim's CDI file. It comes last: the other steps say what is in it.
+
+    Args:
+        folder: where it lies.
+        build: makes its content; ClaimError: a part of it is missing.
+    """
+
+    name = "spec"
     subject = "its CDI file"
-    done_point = "p3"
-    undone_point = "u3"
+    do_points = ("p3",)
+    undo_points = ("u3",)
 
-    def __init__(self, folder: SpecFolder) -> None:
+    def __init__(self, folder: SpecFolder, build: Callable[[ClaimRecord, NodeInventory], bytes]) -> None:
         self._folder = folder
+        self._build = build
 
     def do(self, work: Work) -> None:
         """Write the file."""
         uid = work.record.ref.uid
         try:
-            self._folder.write(uid, work.spec)
+            self._folder.write(uid, self._content(work))
         except OSError as error:
             raise storage_error("write the CDI file", self._folder.path(uid), error) from error
 
-    def undo(self, record: ClaimRecord) -> None:
+    def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
         """Remove the file."""
         try:
             self._folder.remove(record.ref.uid)
@@ -117,19 +165,53 @@ class SpecStep:
 
     def is_done(self, work: Work) -> bool:
         """Whether exactly this file is there."""
-        return self._folder.current_digest(work.record.ref.uid) == digest(work.spec)
+        return self._folder.current_digest(work.record.ref.uid) == digest(self._content(work))
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Whether there is no file."""
         return not self._folder.path(record.ref.uid).exists()
 
+    def _content(self, work: Work) -> bytes:
+        if work.spec is None:
+            work.spec = self._build(work.record, work.inventory)
+            work.record = msgspec.structs.replace(work.record, spec_digest=digest(work.spec))
+        return work.spec
+
 
 class Plan:
-    """The table of steps, run forwards and backwards."""
+    """The table of steps, run forwards and backwards.
 
-    def __init__(self, folder: SpecFolder, faults: Faults) -> None:
-        self._steps: tuple[Step, ...] = (HardwareStep(), SpecStep(folder))
+    Raises:
+        ValueError: two steps of one name, or a crash point that is there twice.
+    """
+
+    def __init__(self, steps: Sequence[Step], faults: Faults = no_faults) -> None:
+        self._steps = tuple(steps)
         self._faults = faults
+        for names in ([step.name for step in steps], self.prepare_points, self.unprepare_points):
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"the table of steps has {twice!r} twice")
+
+    @property
+    def prepare_points(self) -> list[str]:
+        """All crash points of Prepare, in the order in which they are passed."""
+        return ["p1", *(point for step in self._steps for point in step.do_points), "p4", "p5"]
+
+    @property
+    def unprepare_points(self) -> list[str]:
+        """All crash points of Unprepare, in the order in which they are passed."""
+        return ["u1", *(point for step in reversed(self._steps) for point in step.undo_points), "u4"]
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of devices that the steps can prepare."""
+        return frozenset().union(*(step.kinds for step in self._steps))
+
+    def check(self, work: Work) -> None:
+        """Find out what is wrong before anything is changed. ClaimError: the claim cannot be prepared."""
+        for step in self._steps:
+            step.check(work)
 
     def do(self, work: Work) -> None:
         """Run all steps, each verified.
@@ -139,26 +221,37 @@ class Plan:
         """
         for step in self._steps:
             step.do(work)
-            self._faults(step.done_point)
+            self._faults(step.do_points[-1])
             if not step.is_done(work):
                 raise _unverified(step, work.record)
 
-    def undo(self, record: ClaimRecord) -> None:
+    def is_done(self, work: Work) -> bool:
+        """Whether everything is in place. ClaimError: it cannot be looked at."""
+        return all(step.is_done(work) for step in self._steps)
+
+    def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
         """Undo all steps, last first, each verified.
 
         Raises:
             ClaimError: a step could not be undone; what was undone before stays undone.
         """
         for step in reversed(self._steps):
-            step.undo(record)
-            self._faults(step.undone_point)
+            step.undo(record, others)
+            self._faults(step.undo_points[-1])
             if not step.is_undone(record):
                 raise _unverified(step, record)
+
+    def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
+        """What containers get by all steps: name of the CDI device -> edits."""
+        merged: dict[str, ContainerEdits] = {}
+        for step in self._steps:
+            for name, edits in step.edits(record, inventory).items():
+                merged[name] = merged[name].merged(edits) if name in merged else edits
+        return merged
 
 
 def _unverified(step: Step, record: ClaimRecord) -> ClaimError:
     return ClaimError(
-        f"claim {record.ref}: {step.subject} is not as it was left a moment ago; is another program changing the CDI "
-        "folder?",
+        f"claim {record.ref}: {step.subject} is not as it was left a moment ago; is another program changing it?",
         Reason.WRITE_FAILED,
     )
