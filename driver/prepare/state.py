@@ -182,7 +182,7 @@ class Preparer:
     def _read(self, uid: str, document: object) -> ClaimAllocation:
         allocation = read_claim(document, uid=uid, driver_name=self._driver_name, pool_name=self._pool_name)
         check_names(allocation, self._shop.kinds)
-        effective_configs(allocation)
+        effective_configs(allocation, self._shop.plan.strategies)
         return allocation
 
     def _prepare_wanted(self, wanted: Mapping[str, ClaimAllocation]) -> Answers:

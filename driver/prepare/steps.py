@@ -70,6 +70,10 @@ class Step(Protocol):
         """Kinds of devices (``DeviceName.kind``) that can be prepared only because this step is there."""
 
     @property
+    def strategies(self) -> frozenset[str]:
+        """Ways of sharing (``Strategy``) that can be asked for only because this step is there."""
+
+    @property
     def do_points(self) -> tuple[str, ...]:
         """The crash points that ``do`` passes. The last one is passed behind it by the plan, the others by the step."""
 
@@ -108,6 +112,7 @@ class StepDefaults:
     """A step that does nothing."""
 
     kinds: frozenset[str] = frozenset()
+    strategies: frozenset[str] = frozenset()
 
     def check(self, work: Work) -> None:
         """Nothing can be wrong."""
@@ -207,6 +212,11 @@ class Plan:
     def kinds(self) -> frozenset[str]:
         """Kinds of devices that the steps can prepare."""
         return frozenset().union(*(step.kinds for step in self._steps))
+
+    @property
+    def strategies(self) -> frozenset[str]:
+        """Ways of sharing that the steps can serve."""
+        return frozenset().union(*(step.strategies for step in self._steps))
 
     def check(self, work: Work) -> None:
         """Find out what is wrong before anything is changed. ClaimError: the claim cannot be prepared."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -66,7 +66,7 @@ class Workshop:
         self._nodes = nodes
         self._edits = edits
         self._mig = mig
-        self.plan = Plan((HardwareStep(nodes), *steps, SpecStep(specs, self._spec)), faults)
+        self.plan = Plan((HardwareStep(nodes, mig), *steps, SpecStep(specs, self._spec)), faults)
         self.kinds = self.plan.kinds | ({"mig"} if mig is not MigSupport.OFF else set())
         """Kinds of devices that can be prepared."""
 
@@ -103,7 +103,7 @@ class Workshop:
         boot_id = self._session.boot_id
         if record.boot_id is None or record.boot_id != boot_id:
             record = refound(record, inventory)
-        check_identity(record, inventory)
+        check_identity(record, inventory, self._mig)
         return self._work(record, inventory, allocation)
 
     def check(self, work: Work) -> None:
@@ -139,7 +139,7 @@ class Workshop:
             inventory=inventory,
             keep=lambda changed: self._session.commit({uid: changed}),
             others=self.others(uid),
-            configs=_configs(record, allocation),
+            configs=_configs(record, allocation, self.plan.strategies),
         )
 
     def _spec(self, record: ClaimRecord, inventory: NodeInventory) -> bytes:
@@ -163,10 +163,12 @@ def _makes_hardware(record: ClaimRecord) -> bool:
     return any(partition is not None and partition.origin is not Origin.FOUND for partition in partitions)
 
 
-def _configs(record: ClaimRecord, allocation: ClaimAllocation | None) -> Mapping[str, DeviceConfig]:
+def _configs(
+    record: ClaimRecord, allocation: ClaimAllocation | None, strategies: Collection[str]
+) -> Mapping[str, DeviceConfig]:
     """By CDI device; results and devices of a record are in the same order."""
     if allocation is None:
         return {}
-    found = effective_configs(allocation)
+    found = effective_configs(allocation, strategies)
     pairs = zip(record.devices, allocation.results, strict=True)
     return {device.cdi_device: found[result] for device, result in pairs}

@@ -254,3 +254,21 @@ def test_sharing_that_is_not_served_is_refused_for_good_and_by_field(strategy: s
 
 def test_sharing_for_another_request_does_not_matter_here() -> None:
     assert effective(config(gpu_config(sharing={"strategy": "MPS"}), requests=["other"])) == GpuConfig(None)
+
+
+def test_admin_access_takes_no_sharing_and_a_configuration_for_all_passes_it_over() -> None:
+    sharing = gpu_config(sharing={"strategy": "MPS"})
+
+    def of(*entries: dict[str, Any], both: bool = False) -> Any:
+        results = [result(0, "watch", adminAccess=True), *([result(1, "work")] if both else [])]
+        document = claim("u1", *results, configs=entries)
+        allocation = read_claim(document, uid="u1", driver_name=DRIVER, pool_name=POOL)
+        return effective_configs(allocation, {"MPS"})[allocation.results[0]]
+
+    assert of(config(sharing, "FromClass")) == GpuConfig(None)
+    assert of(config(sharing), both=True) == GpuConfig(None)
+    assert of(config(gpu_config())) == GpuConfig(None)
+    for entries, both in (([config(sharing)], False), ([config(sharing, requests=["watch"])], True)):
+        with pytest.raises(ClaimError, match="request watch has adminAccess") as caught:
+            of(*entries, both=both)
+        assert caught.value.permanent
