@@ -1,15 +1,18 @@
 """Snapshots through the compiled extension: one call into C reads the whole node, every field with its own code.
 
 GPUs whose C struct did not change since the last snapshot keep their frozen value: a poll of a quiet node costs one
-call and a comparison of bytes per GPU.
+call and a comparison of bytes per GPU. In a first reading most of a GPU is what it is on its siblings, byte for byte:
+that part is decoded once for all of them.
 """
 
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from native.nvml import values
 from native.nvml.cffi_events import CffiEvents
@@ -18,14 +21,13 @@ from native.nvml.cffi_library import by_address, canonical, ffi, lib, raw
 from native.nvml.cffi_mig import CffiMig
 from native.nvml.errors import NvmlReturn
 from native.nvml.types import GpuSnapshot, NvLink, NvmlSnapshot
-from native.nvml.values import Fields, PciInfo
+from native.nvml.values import SUCCESS, Fields, PciInfo, clean_text
 
-# Fields of GpuSnapshot that are one number of door_gpu under the same name.
+# Fields of GpuSnapshot that are one number (or text) of door_gpu under the same name, without those that tell a GPU from
+# its siblings.
 _NUMBERS = (
     "brand",
     "architecture",
-    "minor_number",
-    "module_id",
     "memory_total",
     "memory_reserved",
     "bar1_total",
@@ -36,12 +38,46 @@ _NUMBERS = (
     "pcie_link_width",
     "memory_numa_node",
 )
-_TEXTS = ("uuid", "name", "serial", "board_part_number", "vbios_version")
+_TEXTS = ("name", "board_part_number", "vbios_version")
 _CODE: dict[str, int] = {
     name.removeprefix("DOOR_").lower(): number
     for name, number in ffi.typeof("enum door_field").relements.items()
     if name != "DOOR_FIELDS"
 }
+_IDENTITY = tuple(_CODE[name] for name in ("pci", "index", "uuid", "serial", "minor_number", "module_id"))
+"""What is not common to siblings."""
+_OFFSET: dict[str, int] = {name: field.offset for name, field in ffi.typeof("door_gpu").fields}
+_SHARED = tuple(
+    slice(_OFFSET[start], _OFFSET[end] if end else None)
+    for start, end in (
+        ("codes", "pci"),
+        ("name", "serial"),
+        ("board_part_number", "minor_number"),
+        ("memory_total", "links"),
+        ("fabric_uuid", None),
+    )
+)
+"""The bytes of a door_gpu that are not its identity; its links apart, which ``_links`` remembers by themselves."""
+_PCI = struct.Struct(f"={lib.DOOR_ADDRESS}sIIIII")
+"""door_pci, which is ``values.PciInfo``."""
+_LINK = struct.Struct(f"=iiiiiIi{lib.DOOR_ADDRESS}sIIIII")
+"""door_link."""
+_LINKS = slice(_OFFSET["links"], _OFFSET["links"] + ffi.sizeof("door_link") * lib.DOOR_LINKS)
+
+for _kind, _layout in (("door_pci", _PCI), ("door_link", _LINK)):
+    if _layout.size != ffi.sizeof(_kind):
+        raise ImportError(f"{_kind} has {ffi.sizeof(_kind)} bytes, not {_layout.size}: build the extension again")
+
+
+class _Common(NamedTuple):
+    """What a GPU has in common with its siblings: the codes of all its calls, and the fields that are no identity."""
+
+    codes: list[int]
+    fields: Fields
+    failed: MappingProxyType[str, int]
+    """Their codes, as a GPU has them of which no call about its identity failed."""
+    identified: bool
+    """No such call failed."""
 
 
 class CffiNvml(CffiMig, CffiEvents, CffiHealth):
@@ -83,13 +119,16 @@ class CffiNvml(CffiMig, CffiEvents, CffiHealth):
         every = raw(batch)
         size = ffi.sizeof("door_gpu")
         memo: dict[str | int, tuple[bytes, GpuSnapshot]] = {}
+        siblings: dict[bytes, _Common] = {}
         gpus = []
         for position, address in enumerate(asked):
             now = every[position * size : (position + 1) * size]
             key = position if address is None else address
             known = self._memo.get(key)
-            memo[key] = known if known is not None and known[0] == now else (now, _decode(batch[position], address))
-            gpus.append(memo[key][1])
+            if known is None or known[0] != now:
+                known = (now, _decode(batch[position], now, address, siblings))
+            memo[key] = known
+            gpus.append(known[1])
         self._memo = memo
         return gpus
 
@@ -105,7 +144,7 @@ def _pci(pci: Any) -> PciInfo:
 
 
 def _address_found(gpu: Any) -> str | None:
-    if gpu.codes[_CODE["handle"]] != NvmlReturn.SUCCESS or gpu.codes[_CODE["pci"]] != NvmlReturn.SUCCESS:
+    if gpu.codes[_CODE["handle"]] != SUCCESS or gpu.codes[_CODE["pci"]] != SUCCESS:
         return None
     return values.pci_address(_pci(gpu.pci))
 
@@ -118,28 +157,63 @@ def _node_fields(node: Any) -> Fields:
     return fields
 
 
-def _decode(gpu: Any, asked: str | None) -> GpuSnapshot:
-    """One struct as a value. ``asked``: the canonical address it was looked up by, None for an index."""
-    codes = list(gpu.codes)
-    if codes[_CODE["handle"]] != NvmlReturn.SUCCESS:
-        return values.unreachable_gpu(asked, None if asked else gpu.index, codes[_CODE["handle"]])
-    fields = Fields()
-    fields.take_pci(codes[_CODE["pci"]], _pci(gpu.pci), asked)
+def _decode(gpu: Any, every: bytes, asked: str | None, siblings: dict[bytes, _Common]) -> GpuSnapshot:
+    """One struct, whose bytes are ``every``, as a value. ``asked``: the canonical address it was looked up by, None for
+    an index. ``siblings``: what the GPUs of this reading have in common with others, by its bytes."""
+    shared = b"".join([every[part] for part in _SHARED])
+    common = siblings.get(shared)
+    if common is None:
+        codes = list(gpu.codes)
+        if codes[_CODE["handle"]] != SUCCESS:
+            return values.unreachable_gpu(asked, None if asked else gpu.index, codes[_CODE["handle"]])
+        fields = _common(gpu, codes)
+        identified = not any(codes[number] for number in _IDENTITY)
+        common = siblings[shared] = _Common(codes, fields, MappingProxyType(fields.codes), identified)
+    uuid, serial = ffi.string(gpu.uuid), ffi.string(gpu.serial)
+    pci = PciInfo(*_PCI.unpack_from(every, _OFFSET["pci"]))
+    links = _links(gpu.link_count, every[_LINKS]) if common.codes[_CODE["nvlinks"]] == SUCCESS else None
+    if asked is not None and common.identified and (named := clean_text(uuid)) and (number := clean_text(serial)):
+        return GpuSnapshot(
+            address=asked,
+            index=gpu.index,
+            uuid=named,
+            serial=number,
+            minor_number=gpu.minor_number,
+            module_id=gpu.module_id,
+            pci_device_id=pci.device_id,
+            pci_subsystem_id=pci.subsystem_id,
+            nvlinks=links,
+            codes=common.failed,
+            **common.fields.values,
+        )
+    codes = common.codes
+    fields = Fields(dict(common.fields.codes), dict(common.fields.values))
+    fields.take_pci(codes[_CODE["pci"]], pci, asked)
     fields.take("index", codes[_CODE["index"]], gpu.index)
+    fields.take_text("uuid", codes[_CODE["uuid"]], uuid)
+    fields.take_text("serial", codes[_CODE["serial"]], serial)
+    fields.take("minor_number", codes[_CODE["minor_number"]], gpu.minor_number)
+    fields.take("module_id", codes[_CODE["module_id"]], gpu.module_id)
+    fields.values["nvlinks"] = links
+    return fields.gpu()
+
+
+def _common(gpu: Any, codes: list[int]) -> Fields:
+    fields = Fields()
     for name in _TEXTS:
         fields.take_text(name, codes[_CODE[name]], ffi.string(getattr(gpu, name)))
     for name in _NUMBERS:
         fields.take(name, codes[_CODE[name]], getattr(gpu, name))
     _take_pairs(fields, gpu, codes)
-    fields.take("nvlinks", codes[_CODE["nvlinks"]], _links(gpu.link_count, raw(gpu.links)))
-    if codes[_CODE["fabric"]] == NvmlReturn.SUCCESS:
+    if codes[_CODE["nvlinks"]] != SUCCESS:
+        fields.codes["nvlinks"] = codes[_CODE["nvlinks"]]
+    fabric = None
+    if codes[_CODE["fabric"]] == SUCCESS:
         fabric = values.fabric_info(
             gpu.fabric_state, gpu.fabric_status, raw(gpu.fabric_uuid), gpu.fabric_clique, gpu.fabric_health_mask
         )
-        fields.take("fabric", NvmlReturn.SUCCESS, fabric)
-    else:
-        fields.take("fabric", codes[_CODE["fabric"]], None)
-    return fields.gpu()
+    fields.take("fabric", codes[_CODE["fabric"]], fabric)
+    return fields
 
 
 def _take_pairs(fields: Fields, gpu: Any, codes: list[int]) -> None:
@@ -152,23 +226,26 @@ def _take_pairs(fields: Fields, gpu: Any, codes: list[int]) -> None:
 @functools.lru_cache(maxsize=256)
 def _links(count: int, every: bytes) -> tuple[NvLink, ...]:
     """The links of a GPU, holes left out; cached, because they outlive most other changes and are often those of its
-    siblings too."""
-    links = ffi.from_buffer("door_link[]", every)
-    found = (_link(index, links[index]) for index in range(count))
-    return tuple(link for link in found if link is not None)
+    siblings too. Links that differ in nothing but their number (to one switch) are decoded once."""
+    found = []
+    size = _LINK.size
+    seen: dict[bytes, tuple[bool, int | None, str | None, int | None] | None] = {}
+    for index in range(count):
+        link = every[index * size : (index + 1) * size]
+        if link not in seen:
+            seen[link] = _link(link)
+        known = seen[link]
+        if known is not None:
+            found.append(NvLink(index, *known))
+    return tuple(found)
 
 
-def _link(index: int, link: Any) -> NvLink | None:
-    """One door_link as a value, None for a hole."""
-    if link.state_code != NvmlReturn.SUCCESS:
+def _link(link: bytes) -> tuple[bool, int | None, str | None, int | None] | None:
+    """All of an ``NvLink`` but its number; None for a hole."""
+    state, version_code, pci_code, type_code, active, version, kind, *remote = _LINK.unpack(link)
+    if state != SUCCESS:
         return None
-    active = bool(link.active)
     # The far end of a link that is down is not asked for: its codes are zero because nobody wrote them.
-    absent = NvmlReturn.SUCCESS if active else NvmlReturn.NO_DATA
-    return values.nvlink(
-        index,
-        active,
-        (link.version_code, link.version),
-        (link.remote_pci_code or absent, _pci(link.remote)),
-        (link.remote_type_code or absent, link.remote_type),
-    )
+    absent = SUCCESS if active else int(NvmlReturn.NO_DATA)
+    far = (pci_code or absent, PciInfo(*remote)), (type_code or absent, kind)
+    return values.nvlink(bool(active), (version_code, version), *far)

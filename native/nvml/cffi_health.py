@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from native.nvml import healthvalues
-from native.nvml.cffi_library import CffiLibrary, by_address, ffi, lib, raw
+from native.nvml.cffi_library import CffiLibrary, by_address, canonical, ffi, lib, raw
 from native.nvml.errors import NvmlReturn
 from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows
-from native.nvml.healthvalues import Affinity, Pair
+from native.nvml.healthvalues import Affinity
 from native.nvml.values import Fields
 from native.pci import canonical_address
 
@@ -20,6 +21,10 @@ _CODE: dict[str, int] = {
     for name, number in ffi.typeof("enum door_health_field").relements.items()
 }
 _ECC = ("ecc_corrected_volatile", "ecc_uncorrected_volatile", "ecc_corrected_aggregate", "ecc_uncorrected_aggregate")
+_PAIR = struct.Struct("=iiii")
+"""door_pair, which is ``healthvalues.Pair``."""
+_AFFINITY = struct.Struct(f"=iii4x{8 * lib.DOOR_CPU_WORDS}s{8 * lib.DOOR_NODE_WORDS}s")
+"""door_affinity, which is ``healthvalues.Affinity``."""
 _KINDS = ("compute_processes", "graphics_processes", "mps_processes")
 
 
@@ -49,15 +54,15 @@ class CffiHealth(CffiLibrary):
         affinities = ffi.new("door_affinity[]", count)
         pairs = ffi.new("door_pair[]", count * (count - 1) // 2)
         lib.door_read_topology(door, batch, count, affinities, pairs)
-        names = tuple(canonical_address(text) for text in addresses)
+        names = tuple(canonical(text) for text in addresses)
         key = (names, raw(affinities), raw(pairs))
         if self._topology is None or self._topology[0] != key:
             self._topology = (
                 key,
                 healthvalues.topology(
                     names,
-                    map(_affinity, affinities),
-                    (Pair(p.level_code, p.level, p.nvlink_code, p.nvlink) for p in pairs),
+                    map(Affinity._make, _AFFINITY.iter_unpack(key[1])),
+                    _PAIR.iter_unpack(key[2]),
                 ),
             )
         return self._topology[1]
@@ -96,9 +101,3 @@ class CffiHealth(CffiLibrary):
             for one in out[0 : min(count[0], room)]
         )
         return code, count[0], found
-
-
-def _affinity(affinity: Any) -> Affinity:
-    return Affinity(
-        affinity.handle_code, affinity.cpus_code, raw(affinity.cpus), affinity.nodes_code, raw(affinity.nodes)
-    )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from native.nvml.errors import NvmlReturn
 from native.nvml.eventtypes import WHOLE
 from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology
-from native.nvml.values import Fields
+from native.nvml.values import SUCCESS, Fields
 
 NO_MEMORY_VALUE = 0xFFFFFFFFFFFFFFFF
 """NVML_VALUE_NOT_AVAILABLE."""
@@ -21,26 +21,25 @@ CPU_WORDS = 128
 NODE_WORDS = 16
 P2P_OK = 0
 
+_BITS = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
+"""Byte -> the bits that are set in it."""
+
 ListProcesses = Callable[[int], tuple[int, int, Iterable[GpuProcess]]]
 """(how many fit) -> code, how many there are, and those that came."""
 
 
-class Pair(NamedTuple):
-    """What NVML says of two GPUs."""
-
-    level_code: int
-    level: int
-    nvlink_code: int
-    nvlink: int
+Pair = tuple[int, int, int, int]
+"""What NVML says of two GPUs: code and level, code and state of NVLink between them."""
 
 
 class Affinity(NamedTuple):
-    """What NVML says of one GPU and the host; bits in little-endian bytes, as both supported machines have them."""
+    """What NVML says of one GPU and the host, in the order of door_affinity (nvml_topology.h); bits in little-endian
+    bytes, as both supported machines have them."""
 
     handle_code: int
     cpus_code: int
-    cpus: bytes
     nodes_code: int
+    cpus: bytes
     nodes: bytes
 
 
@@ -60,7 +59,7 @@ def all_processes(ask: ListProcesses) -> tuple[int, tuple[GpuProcess, ...]]:
     while True:
         code, count, processes = ask(room)
         if code != NvmlReturn.INSUFFICIENT_SIZE or room >= PROCESSES_AT_MOST:
-            return code, tuple(sorted(processes, key=_order)) if code == NvmlReturn.SUCCESS else ()
+            return code, tuple(sorted(processes, key=_order)) if code == SUCCESS else ()
         # More may have started since they were counted.
         room = min(max(2 * room, count + PROCESSES_FIRST), PROCESSES_AT_MOST)
 
@@ -88,26 +87,27 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
     levels: dict[tuple[str, str], int] = {}
     nvlink: dict[tuple[str, str], bool] = {}
     for address, affinity in zip(addresses, affinities, strict=True):
-        if affinity.handle_code != NvmlReturn.SUCCESS:
+        if affinity.handle_code != SUCCESS:
             codes["handle", address] = int(affinity.handle_code)
             continue
         for name, code, words, out in (
             ("cpus", affinity.cpus_code, affinity.cpus, cpus),
             ("memory_nodes", affinity.nodes_code, affinity.nodes, nodes),
         ):
-            if code == NvmlReturn.SUCCESS:
+            if code == SUCCESS:
                 out[address] = _numbers(words)
             else:
                 codes[name, address] = int(code)
-    for (a, b), pair in zip(itertools.combinations(addresses, 2), pairs, strict=True):
-        if pair.level_code == NvmlReturn.SUCCESS:
-            levels[a, b] = levels[b, a] = pair.level
+    for there, (level_code, level, nvlink_code, state) in zip(itertools.combinations(addresses, 2), pairs, strict=True):
+        back = there[::-1]
+        if level_code == SUCCESS:
+            levels[there] = levels[back] = level
         else:
-            codes["levels", a, b] = int(pair.level_code)
-        if pair.nvlink_code == NvmlReturn.SUCCESS:
-            nvlink[a, b] = nvlink[b, a] = pair.nvlink == P2P_OK
+            codes["levels", *there] = int(level_code)
+        if nvlink_code == SUCCESS:
+            nvlink[there] = nvlink[back] = state == P2P_OK
         else:
-            codes["nvlink", a, b] = int(pair.nvlink_code)
+            codes["nvlink", *there] = int(nvlink_code)
     return NvmlTopology(
         tuple(addresses),
         MappingProxyType(levels),
@@ -120,11 +120,6 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
 
 @functools.lru_cache(maxsize=256)
 def _numbers(mask: bytes) -> frozenset[int]:
-    """The bits that are set, lowest first; cached, because GPUs of one NUMA node share them."""
-    left = int.from_bytes(mask, "little")
-    found = []
-    while left:
-        lowest = left & -left
-        found.append(lowest.bit_length() - 1)
-        left ^= lowest
-    return frozenset(found)
+    """The bits that are set; cached, because GPUs of one NUMA node share them."""
+    used = mask.rstrip(b"\0")
+    return frozenset([8 * place + bit for place, byte in enumerate(used) if byte for bit in _BITS[byte]])

@@ -161,7 +161,7 @@ class PynvmlNvml(PynvmlMig, PynvmlEvents, PynvmlHealth):
             number = c_int()
             kind_code = self._call("nvmlDeviceGetNvLinkRemoteDeviceType", device, c_uint(index), byref(number))
             kind = kind_code, number.value
-        return values.nvlink(index, active, (code, version.value), remote, kind)
+        return NvLink(index, *values.nvlink(active, (code, version.value), remote, kind))
 
     def _fabric(self, device: ctypes.c_void_p) -> tuple[int, object]:
         code: int = NvmlReturn.FUNCTION_NOT_FOUND

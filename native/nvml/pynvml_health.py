@@ -64,7 +64,7 @@ class PynvmlHealth(PynvmlLibrary):
                 scope = c_int(structs.NVML_AFFINITY_SCOPE_NODE)
                 nodes_code = self._call("nvmlDeviceGetMemoryAffinity", device, c_uint(NODE_WORDS), nodes, scope)
             handles.append((code, device))
-            affinities.append(Affinity(code, cpus_code, bytes(cpus), nodes_code, bytes(nodes)))
+            affinities.append(Affinity(code, cpus_code, nodes_code, bytes(cpus), bytes(nodes)))
         pairs = []
         for (a, first), (b, second) in itertools.combinations(zip(names, handles, strict=True), 2):
             del b
@@ -76,12 +76,12 @@ class PynvmlHealth(PynvmlLibrary):
     def _pair(self, first: tuple[int, c_void_p], second: tuple[int, c_void_p]) -> Pair:
         code = first[0] or second[0]
         if code != NvmlReturn.SUCCESS:
-            return Pair(code, 0, code, 0)
+            return code, 0, code, 0
         level, status = c_int(), c_int()
         level_code = self._call("nvmlDeviceGetTopologyCommonAncestor", first[1], second[1], byref(level))
         index = c_int(structs.NVML_P2P_CAPS_INDEX_NVLINK)
         nvlink_code = self._call("nvmlDeviceGetP2PStatus", first[1], second[1], index, byref(status))
-        return Pair(level_code, level.value, nvlink_code, status.value)
+        return level_code, level.value, nvlink_code, status.value
 
     def _fields(self, address: str) -> tuple[int, Fields]:
         code, device = self._handle_by_address(address)

@@ -6,14 +6,17 @@ import functools
 import uuid
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlReturn, code_name
-from native.nvml.types import FabricInfo, GpuSnapshot, NvLink, NvmlSnapshot
+from native.nvml.types import FabricInfo, GpuSnapshot, NvmlSnapshot
 from native.pci import canonical_address
 
 TEXT_SIZE = 256
 """Bytes offered for a string: more than any length in nvml.h, so that INSUFFICIENT_SIZE does not arise."""
+
+SUCCESS: Final = int(NvmlReturn.SUCCESS)
+"""As a plain number: a snapshot compares with it hundreds of times, and each look into an enum costs."""
 
 LIBRARY_GONE = frozenset(
     {NvmlReturn.DRIVER_NOT_LOADED, NvmlReturn.LIBRARY_NOT_FOUND, NvmlReturn.LIB_RM_VERSION_MISMATCH}
@@ -81,30 +84,30 @@ def not_open(call: str) -> NvmlError:
 class Fields:
     """Collects the fields of one GPU or node: each call's code decides between a value and an entry in ``codes``."""
 
-    def __init__(self, codes: dict[str, int] | None = None) -> None:
-        self.values: dict[str, Any] = {}
+    def __init__(self, codes: dict[str, int] | None = None, known: dict[str, Any] | None = None) -> None:
+        self.values: dict[str, Any] = known or {}
         self.codes: dict[str, int] = codes or {}
 
     def take(self, name: str, code: int, value: object) -> None:
         """``value`` where the code is SUCCESS; the code is kept otherwise."""
-        if code == NvmlReturn.SUCCESS:
+        if code == SUCCESS:
             self.values[name] = value
         else:
             self.codes[name] = int(code)
 
     def take_text(self, name: str, code: int, raw: bytes) -> None:
         """As ``take``; an answer that is empty after cleaning is NO_DATA (21)."""
-        text = clean_text(raw) if code == NvmlReturn.SUCCESS else None
-        self.take(name, NvmlReturn.NO_DATA if text is None and code == NvmlReturn.SUCCESS else code, text)
+        text = clean_text(raw) if code == SUCCESS else None
+        self.take(name, NvmlReturn.NO_DATA if text is None and code == SUCCESS else code, text)
 
     def take_pci(self, code: int, info: PciInfo, asked: str | None) -> None:
         """Ids and address. A GPU that was looked up by address keeps that address whatever its PCI info says."""
         self.take("pci_device_id", code, info.device_id)
         self.take("pci_subsystem_id", code, info.subsystem_id)
-        found = pci_address(info) if code == NvmlReturn.SUCCESS else None
+        found = pci_address(info) if asked is None and code == SUCCESS else None
         self.values["address"] = asked or found
         if asked is None and found is None:
-            self.codes["address"] = NvmlReturn.NO_DATA if code == NvmlReturn.SUCCESS else int(code)
+            self.codes["address"] = NvmlReturn.NO_DATA if code == SUCCESS else int(code)
 
     def gpu(self) -> GpuSnapshot:
         """The GPU that the fields taken so far make."""
@@ -122,15 +125,14 @@ def unreachable_gpu(address: str | None, index: int | None, code: int) -> GpuSna
 
 
 def nvlink(
-    index: int, active: bool, version: tuple[int, int], remote: tuple[int, PciInfo], kind: tuple[int, int]
-) -> NvLink:
-    """One link from the (code, value) pairs of its calls; what failed is None."""
-    return NvLink(
-        index=index,
-        active=active,
-        version=version[1] if version[0] == NvmlReturn.SUCCESS else None,
-        remote_address=pci_address(remote[1]) if remote[0] == NvmlReturn.SUCCESS else None,
-        remote_type=kind[1] if kind[0] == NvmlReturn.SUCCESS else None,
+    active: bool, version: tuple[int, int], remote: tuple[int, PciInfo], kind: tuple[int, int]
+) -> tuple[bool, int | None, str | None, int | None]:
+    """All of an ``NvLink`` but its number, from the (code, value) pairs of its calls; what failed is None."""
+    return (
+        active,
+        version[1] if version[0] == SUCCESS else None,
+        pci_address(remote[1]) if remote[0] == SUCCESS else None,
+        kind[1] if kind[0] == SUCCESS else None,
     )
 
 

@@ -124,9 +124,9 @@ def test_mig_instances_are_made_and_destroyed_in_nvidias_words(mig_node: MockNod
         "Successfully created compute instance ID  0 on GPU  0 GPU instance ID 12 using profile MIG 1g.10gb+me (ID  0)",
     ]
     listed = "\n".join(lines(mig_node, "mig", "-lgi"))
-    for row in ("MIG 3g.40gb         9         1          4:4", "MIG 1g.10gb+me     20        12          0:1"):
+    for row in ("MIG 3g.40gb            9        1          4:4", "MIG 1g.10gb+me        20       12          0:1"):
         assert row in listed
-    assert "|   0      1       MIG 3g.40gb         2          0          0:3     |" in lines(mig_node, "mig", "-lci")
+    assert "|   0      1       MIG 3g.40gb            2         0          0:3     |" in lines(mig_node, "mig", "-lci")
     done = smi(mig_node, "mig", "-dgi", "-i", "0", "-gi", "11")
     assert (done.returncode, done.stdout) == (
         19,

@@ -104,26 +104,49 @@ nvmlReturn_t impl_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *m
 }
 
 /* The legacy id has room for four domain digits and truncates a wider one, as the real library does. */
-void mock_pci_info(const struct mock_gpu *gpu, nvmlPciInfo_t *pci)
+static char *put_hex(char *out, unsigned int value, int digits)
 {
-    char text[40];
+    for (int at = digits - 1; at >= 0; --at, value >>= 4U)
+        out[at] = "0123456789ABCDEF"[value & 0xFU];
+    return out + digits;
+}
+
+/* "0000001B:00:00.0". By hand: this is called for every link of every GPU, and a printf costs more than all else here. */
+static void put_bus_id(char *out, unsigned int digits, const nvmlPciInfo_t *pci)
+{
+    out = put_hex(out, pci->domain, (int)digits);
+    *out++ = ':';
+    out = put_hex(out, pci->bus, 2);
+    *out++ = ':';
+    out = put_hex(out, pci->device & 0x1FU, 2);
+    memcpy(out, ".0", sizeof(".0"));
+}
+
+_Static_assert(sizeof(((nvmlPciInfo_t *)0)->busIdLegacy) >= sizeof("0000:00:00.0"), "busIdLegacy");
+_Static_assert(sizeof(((nvmlPciInfo_t *)0)->busId) >= sizeof("00000000:00:00.0"), "busId");
+
+void mock_pci_info(nvmlPciInfo_t *pci, int64_t domain, int64_t bus, int64_t device, int64_t id, int64_t subsystem)
+{
     memset(pci, 0, sizeof(*pci));
-    pci->domain = (unsigned int)gpu->pci_domain;
-    pci->bus = (unsigned int)gpu->pci_bus;
-    pci->device = (unsigned int)gpu->pci_device;
-    pci->pciDeviceId = (unsigned int)gpu->pci_device_id;
-    pci->pciSubSystemId = (unsigned int)gpu->pci_subsystem_id;
-    snprintf(text, sizeof(text), "%04X:%02X:%02X.0", pci->domain & 0xFFFFU, pci->bus & 0xFFU, pci->device & 0x1FU);
-    memcpy(pci->busIdLegacy, text, strlen(text));
-    snprintf(text, sizeof(text), "%08X:%02X:%02X.0", pci->domain, pci->bus & 0xFFU, pci->device & 0x1FU);
-    memcpy(pci->busId, text, strlen(text));
+    pci->domain = (unsigned int)domain;
+    pci->bus = (unsigned int)bus;
+    pci->device = (unsigned int)device;
+    pci->pciDeviceId = (unsigned int)id;
+    pci->pciSubSystemId = (unsigned int)subsystem;
+    put_bus_id(pci->busIdLegacy, 4, pci);
+    put_bus_id(pci->busId, 8, pci);
+}
+
+static void pci_of(const struct mock_gpu *gpu, nvmlPciInfo_t *pci)
+{
+    mock_pci_info(pci, gpu->pci_domain, gpu->pci_bus, gpu->pci_device, gpu->pci_device_id, gpu->pci_subsystem_id);
 }
 
 nvmlReturn_t impl_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     if (pci == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    mock_pci_info(mock_gpu(device), pci);
+    pci_of(mock_gpu(device), pci);
     return NVML_SUCCESS;
 }
 
@@ -133,7 +156,7 @@ static nvmlReturn_t old_pci_info(nvmlDevice_t device, nvmlPciInfo_t *pci, size_t
     nvmlPciInfo_t full;
     if (pci == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    mock_pci_info(mock_gpu(device), &full);
+    pci_of(mock_gpu(device), &full);
     memcpy(pci, &full, room);
     return NVML_SUCCESS;
 }
@@ -156,7 +179,7 @@ nvmlReturn_t impl_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t 
         return NVML_ERROR_INVALID_ARGUMENT;
     if (pci->version != MOCK_VERSION_OF(nvmlPciInfoExt_v1_t, 1) || mock_refuses("nvmlDeviceGetPciInfoExt", device, 1))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    mock_pci_info(gpu, &plain);
+    pci_of(gpu, &plain);
     pci->domain = plain.domain;
     pci->bus = plain.bus;
     pci->device = plain.device;

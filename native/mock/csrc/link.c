@@ -67,12 +67,8 @@ nvmlReturn_t impl_nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsig
         return NVML_ERROR_INVALID_ARGUMENT;
     if (result != NVML_SUCCESS)
         return result;
-    const struct mock_gpu remote = {.pci_domain = found->remote_domain,
-                                    .pci_bus = found->remote_bus,
-                                    .pci_device = found->remote_device,
-                                    .pci_device_id = found->remote_pci_id,
-                                    .pci_subsystem_id = found->remote_subsystem_id};
-    mock_pci_info(&remote, pci);
+    mock_pci_info(pci, found->remote_domain, found->remote_bus, found->remote_device, found->remote_pci_id,
+                  found->remote_subsystem_id);
     return NVML_SUCCESS;
 }
 

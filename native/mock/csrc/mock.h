@@ -86,7 +86,7 @@ void mock_show_capabilities(unsigned int position);
 nvmlReturn_t mock_text(const struct mock_text *text, char *out, unsigned int length);
 
 /* identity.c */
-void mock_pci_info(const struct mock_gpu *gpu, nvmlPciInfo_t *pci);
+void mock_pci_info(nvmlPciInfo_t *pci, int64_t domain, int64_t bus, int64_t device, int64_t id, int64_t subsystem);
 
 /* A getter of one number: *out = number, NOT_SUPPORTED for -1. */
 #define MOCK_GIVE(out, number)                                   \

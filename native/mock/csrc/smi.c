@@ -131,7 +131,7 @@ static int usage(FILE *stream, int status)
             "  nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n"
             "  nvidia-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]\n"
             "  nvidia-smi topo -m               how GPUs, NICs and CPUs are connected\n"
-            "  nvidia-smi mig -lgip | -lgipp | -lgi | -lci\n"
+            "  nvidia-smi mig -lgip | -lgipp | -lgi | -lci | -lcip\n"
             "  nvidia-smi mig -cgi PROFILE[:START],... [-C] | -cci [PROFILE,...] | -dci | -dgi\n"
             "  nvidia-smi -mig 0|1              MIG mode\n"
             "  nvidia-smi -pm 0|1, -c MODE      persistence mode, compute mode\n"

@@ -1,173 +1,8 @@
-/* nvidia-smi mig: profiles, placements, instances, in NVIDIA's tables and words. */
+/* nvidia-smi mig and -mig: what changes instances and modes, in NVIDIA's words. The lists are in smi_mig_list.c. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "smi.h"
-
-#define MAX_INSTANCES 16
-
-struct wish {
-    const struct smi_options *options;
-    const char *profiles; /* of -cgi or -cci */
-};
-
-static nvmlReturn_t profile_at(nvmlDevice_t device, unsigned int index, nvmlGpuInstanceProfileInfo_v2_t *info)
-{
-    info->version = MOCK_VERSION_OF(nvmlGpuInstanceProfileInfo_v2_t, 2);
-    return nvmlDeviceGetGpuInstanceProfileInfoV(device, index, info);
-}
-
-static nvmlReturn_t list_profiles(unsigned int index, nvmlDevice_t device, const void *argument)
-{
-    nvmlGpuInstanceProfileInfo_v2_t info;
-    (void)argument;
-    for (unsigned int i = 0; i < NVML_GPU_INSTANCE_PROFILE_COUNT; ++i) {
-        unsigned int left = 0;
-        if (profile_at(device, i, &info) != NVML_SUCCESS)
-            continue;
-        if (nvmlDeviceGetGpuInstanceRemainingCapacity(device, info.id, &left) != NVML_SUCCESS)
-            left = 0;
-        printf("| %3u  %-18s %3u     %u/%-2u     %6.2f      %-3s  %4u  %5u %5u   |\n", index, info.name, info.id, left,
-               info.instanceCount, (double)info.memorySizeMB / 1024.0, info.isP2pSupported ? "Yes" : "No",
-               info.multiprocessorCount, info.decoderCount, info.encoderCount);
-        printf("| %57s %4u  %5u %5u   |\n", "", info.copyEngineCount, info.jpegCount, info.ofaCount);
-    }
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t profiles_table(const struct smi_options *options)
-{
-    static const char rule[] = "+-------------------------------------------------------------------------------+\n";
-    printf("%s| GPU instance profiles:                                                        |\n"
-           "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |\n"
-           "|                                Free/Total   GiB              CE    JPEG  OFA  |\n"
-           "|===============================================================================|\n", rule);
-    const nvmlReturn_t result = smi_for_each(options, list_profiles, NULL);
-    printf("%s", rule);
-    return result;
-}
-
-static nvmlReturn_t list_placements(unsigned int index, nvmlDevice_t device, const void *argument)
-{
-    nvmlGpuInstanceProfileInfo_v2_t info;
-    nvmlGpuInstancePlacement_t places[MOCK_MAX_STARTS];
-    (void)argument;
-    for (unsigned int i = 0; i < NVML_GPU_INSTANCE_PROFILE_COUNT; ++i) {
-        unsigned int count = 0;
-        if (profile_at(device, i, &info) != NVML_SUCCESS ||
-            nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, info.id, places, &count) != NVML_SUCCESS || count == 0)
-            continue;
-        printf("GPU %2u Profile ID %2u Placement%s: {", index, info.id, count == 1 ? " " : "s");
-        for (unsigned int j = 0; j < count; ++j)
-            printf("%s%u", j == 0 ? "" : ",", places[j].start);
-        printf("}:%u\n", places[0].size);
-    }
-    return NVML_SUCCESS;
-}
-
-/* Calls something for every GPU instance that -gi names, in the order of profiles. */
-typedef nvmlReturn_t each_instance(unsigned int index, nvmlDevice_t device, nvmlGpuInstance_t instance,
-                                   const nvmlGpuInstanceInfo_t *info, const char *profile, const struct wish *wish);
-
-static nvmlReturn_t for_instances(unsigned int index, nvmlDevice_t device, const struct wish *wish, each_instance *call)
-{
-    nvmlReturn_t worst = NVML_SUCCESS;
-    for (unsigned int i = 0; i < NVML_GPU_INSTANCE_PROFILE_COUNT; ++i) {
-        nvmlGpuInstanceProfileInfo_v2_t profile;
-        nvmlGpuInstance_t instances[MAX_INSTANCES];
-        nvmlGpuInstanceInfo_t info;
-        unsigned int count = 0;
-        if (profile_at(device, i, &profile) != NVML_SUCCESS ||
-            nvmlDeviceGetGpuInstances(device, profile.id, instances, &count) != NVML_SUCCESS)
-            continue;
-        for (unsigned int j = 0; j < count; ++j) {
-            if (nvmlGpuInstanceGetInfo(instances[j], &info) != NVML_SUCCESS || !smi_listed(wish->options->gi, info.id))
-                continue;
-            const nvmlReturn_t result = call(index, device, instances[j], &info, profile.name, wish);
-            worst = result != NVML_SUCCESS ? result : worst;
-        }
-    }
-    return worst;
-}
-
-static nvmlReturn_t print_instance(unsigned int index, nvmlDevice_t device, nvmlGpuInstance_t instance,
-                                   const nvmlGpuInstanceInfo_t *info, const char *profile, const struct wish *wish)
-{
-    (void)device;
-    (void)instance;
-    (void)wish;
-    printf("| %3u  %-17s %3u       %3u         %2u:%-2u    |\n", index, profile, info->profileId, info->id,
-           info->placement.start, info->placement.size);
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t list_instances(unsigned int index, nvmlDevice_t device, const void *argument)
-{
-    return for_instances(index, device, argument, print_instance);
-}
-
-static nvmlReturn_t instances_table(const struct wish *wish)
-{
-    static const char rule[] = "+-------------------------------------------------------+\n";
-    printf("%s| GPU instances:                                        |\n"
-           "| GPU   Name             Profile  Instance   Placement  |\n"
-           "|                          ID       ID       Start:Size |\n"
-           "|=======================================================|\n", rule);
-    const nvmlReturn_t result = smi_for_each(wish->options, list_instances, wish);
-    printf("%s", rule);
-    return result;
-}
-
-static nvmlReturn_t ci_profile(nvmlGpuInstance_t instance, unsigned int index, nvmlComputeInstanceProfileInfo_v2_t *info)
-{
-    info->version = MOCK_VERSION_OF(nvmlComputeInstanceProfileInfo_v2_t, 2);
-    return nvmlGpuInstanceGetComputeInstanceProfileInfoV(instance, index, 0, info);
-}
-
-static unsigned int ci_instances(nvmlGpuInstance_t instance, unsigned int profile, nvmlComputeInstance_t out[MAX_INSTANCES])
-{
-    unsigned int count = 0;
-    return nvmlGpuInstanceGetComputeInstances(instance, profile, out, &count) == NVML_SUCCESS ? count : 0;
-}
-
-static nvmlReturn_t print_compute(unsigned int index, nvmlDevice_t device, nvmlGpuInstance_t instance,
-                                  const nvmlGpuInstanceInfo_t *info, const char *profile, const struct wish *wish)
-{
-    (void)device;
-    (void)profile;
-    (void)wish;
-    for (unsigned int i = 0; i < NVML_COMPUTE_INSTANCE_PROFILE_COUNT; ++i) {
-        nvmlComputeInstanceProfileInfo_v2_t of;
-        nvmlComputeInstance_t found[MAX_INSTANCES];
-        nvmlComputeInstanceInfo_t ci;
-        if (ci_profile(instance, i, &of) != NVML_SUCCESS)
-            continue;
-        const unsigned int count = ci_instances(instance, of.id, found);
-        for (unsigned int j = 0; j < count; ++j)
-            if (nvmlComputeInstanceGetInfo_v2(found[j], &ci) == NVML_SUCCESS)
-                printf("| %3u    %3u       %-18s %2u         %2u          %u:%u     |\n", index, info->id, of.name, of.id,
-                       ci.id, ci.placement.start, ci.placement.size);
-    }
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t list_compute(unsigned int index, nvmlDevice_t device, const void *argument)
-{
-    return for_instances(index, device, argument, print_compute);
-}
-
-static nvmlReturn_t compute_table(const struct wish *wish)
-{
-    static const char rule[] = "+--------------------------------------------------------------------+\n";
-    printf("%s| Compute instances:                                                 |\n"
-           "| GPU     GPU       Name             Profile   Instance   Placement  |\n"
-           "|       Instance                       ID        ID       Start:Size |\n"
-           "|         ID                                                         |\n"
-           "|====================================================================|\n", rule);
-    const nvmlReturn_t result = smi_for_each(wish->options, list_compute, wish);
-    printf("%s", rule);
-    return result;
-}
+#include "smi_mig.h"
 
 /* "19", "1g.10gb" or "MIG 1g.10gb", and ":start" where the place matters. */
 static bool is_profile(const char *word, size_t length, unsigned int id, const char *name)
@@ -191,7 +26,7 @@ static nvmlReturn_t make_compute(unsigned int index, nvmlGpuInstance_t instance,
         nvmlComputeInstanceProfileInfo_v2_t of;
         nvmlComputeInstanceInfo_t info;
         nvmlComputeInstance_t made;
-        if (ci_profile(instance, i, &of) != NVML_SUCCESS)
+        if (smi_ci_profile(instance, i, &of) != NVML_SUCCESS)
             continue;
         const bool whole = strncmp(of.name, "MIG ", 4) == 0 && strstr(of.name, "c.") == NULL;
         if (word == NULL ? !whole : !is_profile(word, length, of.id, of.name))
@@ -217,13 +52,15 @@ static nvmlReturn_t make_instance(unsigned int index, nvmlDevice_t device, const
 {
     const char *colon = memchr(word, ':', length);
     const size_t name = colon != NULL ? (size_t)(colon - word) : length;
-    for (unsigned int i = 0; i < NVML_GPU_INSTANCE_PROFILE_COUNT; ++i) {
-        nvmlGpuInstanceProfileInfo_v2_t of;
+    nvmlGpuInstanceProfileInfo_v2_t profiles[NVML_GPU_INSTANCE_PROFILE_COUNT];
+    const unsigned int known = smi_profiles(device, profiles);
+    for (unsigned int i = 0; i < known; ++i) {
+        const nvmlGpuInstanceProfileInfo_v2_t of = profiles[i];
         nvmlGpuInstancePlacement_t place[MOCK_MAX_STARTS];
         nvmlGpuInstanceInfo_t info;
         nvmlGpuInstance_t made;
         unsigned int count = 0;
-        if (profile_at(device, i, &of) != NVML_SUCCESS || !is_profile(word, name, of.id, of.name))
+        if (!is_profile(word, name, of.id, of.name))
             continue;
         nvmlReturn_t result = nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, of.id, place, &count);
         if (result == NVML_SUCCESS && colon != NULL) {
@@ -278,7 +115,7 @@ static nvmlReturn_t make_computes_in(unsigned int index, nvmlDevice_t device, nv
 
 static nvmlReturn_t make_computes(unsigned int index, nvmlDevice_t device, const void *argument)
 {
-    return for_instances(index, device, argument, make_computes_in);
+    return smi_for_instances(index, device, argument, make_computes_in);
 }
 
 static nvmlReturn_t destroy_computes_in(unsigned int index, nvmlDevice_t device, nvmlGpuInstance_t instance,
@@ -304,7 +141,7 @@ static nvmlReturn_t destroy_computes_in(unsigned int index, nvmlDevice_t device,
 
 static nvmlReturn_t destroy_computes(unsigned int index, nvmlDevice_t device, const void *argument)
 {
-    return for_instances(index, device, argument, destroy_computes_in);
+    return smi_for_instances(index, device, argument, destroy_computes_in);
 }
 
 static nvmlReturn_t destroy_instance(unsigned int index, nvmlDevice_t device, nvmlGpuInstance_t instance,
@@ -323,7 +160,7 @@ static nvmlReturn_t destroy_instance(unsigned int index, nvmlDevice_t device, nv
 
 static nvmlReturn_t destroy_instances(unsigned int index, nvmlDevice_t device, const void *argument)
 {
-    return for_instances(index, device, argument, destroy_instance);
+    return smi_for_instances(index, device, argument, destroy_instance);
 }
 
 nvmlReturn_t smi_mig(int argc, char **argv, const struct smi_options *options, bool *understood)
@@ -336,14 +173,9 @@ nvmlReturn_t smi_mig(int argc, char **argv, const struct smi_options *options, b
     *understood = argc == 1 || (argc == 2 && wish.profiles != NULL);
     if (!*understood)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (strcmp(verb, "-lgip") == 0)
-        return profiles_table(options);
-    if (strcmp(verb, "-lgipp") == 0)
-        return smi_for_each(options, list_placements, NULL);
-    if (strcmp(verb, "-lgi") == 0)
-        return instances_table(&wish);
-    if (strcmp(verb, "-lci") == 0)
-        return compute_table(&wish);
+    nvmlReturn_t result;
+    if (argc == 1 && smi_mig_list(verb, &wish, &result))
+        return result;
     if (strcmp(verb, "-cgi") == 0 && wish.profiles != NULL)
         return smi_for_each(options, make_instances, &wish);
     if (strcmp(verb, "-cci") == 0)
@@ -356,20 +188,30 @@ nvmlReturn_t smi_mig(int argc, char **argv, const struct smi_options *options, b
     return NVML_ERROR_INVALID_ARGUMENT;
 }
 
+static void warn(unsigned int mode, const char *bus, nvmlReturn_t activation)
+{
+    printf("Warning: MIG mode is in pending %s state for GPU %s:%s\n", mode ? "enable" : "disable", bus,
+           nvmlErrorString(activation));
+    if (activation == NVML_ERROR_IN_USE)
+        printf("%s is currently being used by one or more other processes (e.g. CUDA application or a monitoring "
+               "application such as another instance of nvidia-smi). Please first kill all processes using the device "
+               "and retry the command or reboot the system to make MIG mode effective.\n", bus);
+    else
+        printf("Reboot the system or try nvidia-smi --gpu-reset to make MIG mode effective on GPU %s\n", bus);
+}
+
 static nvmlReturn_t set_mode(unsigned int index, nvmlDevice_t device, const void *argument)
 {
     const unsigned int mode = *(const unsigned int *)argument;
     nvmlReturn_t activation = NVML_SUCCESS;
-    nvmlPciInfo_t pci = {.busId = "?"};
+    nvmlPciInfo_t pci = {0};
     (void)index;
-    if (nvmlDeviceGetPciInfo_v3(device, &pci) != NVML_SUCCESS)
-        pci.busId[0] = '\0';
+    (void)smi_bus_id(device, &pci);
     const nvmlReturn_t result = nvmlDeviceSetMigMode(device, mode, &activation);
     if (result != NVML_SUCCESS)
         printf("Unable to %s MIG Mode for GPU %s: %s\n", mode ? "enable" : "disable", pci.busId, nvmlErrorString(result));
     else if (activation != NVML_SUCCESS)
-        printf("Warning: MIG mode is in pending %s state for GPU %s:%s\n", mode ? "enable" : "disable", pci.busId,
-               nvmlErrorString(activation));
+        warn(mode, pci.busId, activation);
     else
         printf("%s MIG Mode for GPU %s\n", mode ? "Enabled" : "Disabled", pci.busId);
     return result;

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from native.nvml import values
 from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlReturn
-from native.nvml.types import NvLink
 from native.nvml.values import Fields, PciInfo, clean_text, pci_address
 
 PLACE = PciInfo(b"0000000F:01:00.0", 0xF, 1, 0, 0x290110DE, 0x199910DE)
@@ -112,8 +111,8 @@ def test_an_empty_bus_id_that_was_called_a_success_is_no_data() -> None:
 
 def test_what_a_link_would_not_say_is_none() -> None:
     failed = NvmlReturn.NOT_SUPPORTED
-    assert values.nvlink(3, True, (failed, 6), (failed, PLACE), (failed, 2)) == NvLink(3, True, None, None, None)
-    assert values.nvlink(3, True, (0, 6), (0, PLACE), (0, 2)) == NvLink(3, True, 6, "000f:01:00.0", 2)
+    assert values.nvlink(True, (failed, 6), (failed, PLACE), (failed, 2)) == (True, None, None, None)
+    assert values.nvlink(True, (0, 6), (0, PLACE), (0, 2)) == (True, 6, "000f:01:00.0", 2)
 
 
 def test_fabric_state_is_the_low_byte_only() -> None:
