@@ -62,6 +62,10 @@ class HealthService:
         )
         return [grpc.method_handlers_generic_handler(name, {"NodeWatchResources": method}) for name in HEALTH_SERVICES]
 
+    def services(self) -> tuple[str, ...]:
+        """Ids for GetInfo."""
+        return tuple(HEALTH_SERVICES)
+
     def streams(self) -> int:
         """How many kubelets listen."""
         with self._lock:

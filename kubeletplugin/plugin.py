@@ -38,7 +38,7 @@ from kubeletplugin.sockets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kubeletplugin.health import HealthBoard
     from kubeletplugin.healthservice import HealthService
     from kubeletplugin.instancelock import InstanceLock
+    from kubeletplugin.lazyhealth import LazyHealthService
     from kubeletplugin.metadata import MetadataWriter
     from kubeletplugin.publisher import Publisher, Wish
 
@@ -82,7 +83,8 @@ class Plugin:
         workers: handler calls that may run at once.
         call_deadline: seconds until a call is answered whatever its state; below the kubelet's 45.
         health: what is known of the devices' health; the kubelet is offered to watch it. ``None``: the driver knows
-            nothing, and the service is neither served nor advertised.
+            nothing, and the service is neither served nor advertised. A function that gives the board is called when
+            a kubelet first watches, and nothing of it is loaded before.
         metadata_versions: API versions in which containers get the devices' metadata (``devicemetadata``), the one
             that readers are to prefer first. Empty: they get none.
         cdi_dir: where the container runtime looks for CDI specifications; only metadata needs it.
@@ -106,7 +108,7 @@ class Plugin:
         observer: Observer | None = None,
         workers: int = 8,
         call_deadline: float = 40.0,
-        health: HealthBoard | None = None,
+        health: HealthBoard | Callable[[], HealthBoard] | None = None,
         metadata_versions: Sequence[str] = (),
         cdi_dir: Path = Path("/var/run/cdi"),
         exclusive: bool = False,
@@ -147,8 +149,12 @@ class Plugin:
             lock=lock,
         )
         self._service = DraService(self._calls, call_deadline)
-        self._health: HealthService | None = None
-        if health is not None:
+        self._health: HealthService | LazyHealthService | None = None
+        if callable(health):
+            from kubeletplugin.lazyhealth import LazyHealthService
+
+            self._health = LazyHealthService(health)
+        elif health is not None:
             from kubeletplugin.healthservice import HealthService
 
             self._health = HealthService(health)
@@ -338,9 +344,7 @@ class Plugin:
         server = grpc.server(pool, handlers=[instance_handler()], options=SERVER_OPTIONS)
         services: tuple[str, ...] = SERVICES
         if self._health is not None:
-            from kubeletplugin.healthservice import HEALTH_SERVICES
-
-            services += HEALTH_SERVICES
+            services += self._health.services()
         service = RegistrationService(self.driver_name, paths.dra, services, self.registered, self._observer)
         registration_v1_pb2_grpc.add_RegistrationServicer_to_server(service, server)
         return _Endpoint.serve(server, pool, paths.registration)

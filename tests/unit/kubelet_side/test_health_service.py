@@ -57,7 +57,7 @@ def supported(node: Node) -> list[str]:
 
 
 def service_of(plugin: Plugin) -> HealthService:
-    assert plugin._health is not None
+    assert isinstance(plugin._health, HealthService)
     return plugin._health
 
 
@@ -221,3 +221,32 @@ def test_a_device_is_unknown_without_a_health_service(node: Node) -> None:
         kubelet.prepare_pod("pod-1", "default", ["claim-1"])
         (word,) = kubelet.allocated_resources("default", "claim-1").values()
         assert word.status is UNKNOWN
+
+
+def test_what_serves_health_may_be_made_when_a_kubelet_first_watches(node: Node) -> None:
+    board = HealthBoard()
+    board.report([device()])
+    made: list[HealthBoard] = []
+
+    def make() -> HealthBoard:
+        made.append(board)
+        return board
+
+    with node.plugin(health=make):
+        assert supported(node)[2:] == list(HEALTH_SERVICES)
+        assert made == []
+        with watching(node, V1) as new, watching(node, V1ALPHA1) as old:
+            wait_until(lambda: new.messages > 0 and old.messages > 0)
+        assert made == [board]
+
+
+def test_a_service_that_nobody_watched_is_not_made_at_the_end(node: Node) -> None:
+    made: list[HealthBoard] = []
+
+    def make() -> HealthBoard:
+        made.append(HealthBoard())
+        return made[-1]
+
+    with node.plugin(health=make):
+        pass
+    assert made == []
