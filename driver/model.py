@@ -185,10 +185,11 @@ class MigProfile:
 class MigPartition:
     """A MIG device that stands on a GPU: a compute instance, which as a rule is all of its GPU instance."""
 
-    uuid: str
-    """Opaque: drivers before R470 spell it ``MIG-GPU-<uuid>/gi/ci``."""
+    uuid: str | None
+    """Opaque: drivers before R470 spell it ``MIG-GPU-<uuid>/gi/ci``. None where it is not usable."""
     gpu_instance: int
-    compute_instance: int
+    compute_instance: int | None
+    """None for a GPU instance without one: it occupies its place, and nothing can run on it."""
     profile_id: int
     """Of the GPU instance."""
     profile: str
@@ -212,9 +213,10 @@ class MigPartition:
     managed: bool = False
     """Made by this driver for a claim; all others are somebody else's and never destroyed."""
 
-    def occupies(self, other: Placement) -> bool:
-        """Whether it lies on any of these memory slices."""
-        return self.placement.overlaps(other)
+    @property
+    def usable(self) -> bool:
+        """Whether programs can run on it."""
+        return self.uuid is not None and self.compute_instance is not None
 
 
 @dataclass(frozen=True, slots=True)

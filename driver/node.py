@@ -8,6 +8,7 @@ from pathlib import Path
 from driver.discovery import DriverUnavailableError
 from driver.inventory import build_inventory
 from driver.model import NodeInventory
+from native.capabilities import instance_minors
 from native.driverroot import find_library
 from native.nvml.errors import LibraryUnavailableError, NvmlError
 from native.nvml.session import NvmlSession
@@ -32,10 +33,12 @@ class NodeReader:
         paths: where the machine is.
         backend: ``auto``, ``cffi`` or ``pynvml``.
         deadline: seconds for one reading of NVML.
+        mig: read what boards can be divided into also where MIG mode is off (drivers tell that since Hopper).
     """
 
-    def __init__(self, paths: NodePaths, *, backend: str = "auto", deadline: float = 30.0) -> None:
+    def __init__(self, paths: NodePaths, *, backend: str = "auto", deadline: float = 30.0, mig: bool = False) -> None:
         self._paths = paths
+        self._mig = mig
         self._deadline = deadline
         find = paths.library if paths.library is not None else (lambda: find_library(paths.driver_root))
         self._session = NvmlSession(find, backend)
@@ -52,7 +55,7 @@ class NodeReader:
         # Without a PCI tree (WSL) NVML's own enumeration is all there is.
         addresses = [device.address for device in host.gpus] or None
         try:
-            snapshot = self._session.snapshot(addresses, self._deadline)
+            snapshot = self._session.snapshot(addresses, self._deadline, mig=self._mig)
         except LibraryUnavailableError as err:
             if self._has_no_gpu(host):
                 return build_inventory(None, host, mock=False)
@@ -60,7 +63,14 @@ class NodeReader:
         except NvmlError as err:
             raise DriverUnavailableError(str(err)) from err
         library = self._session.library
-        return build_inventory(snapshot, host, mock=library is not None and library.mock)
+        divided = any(gpu.mig is not None and gpu.mig.instances for gpu in snapshot.gpus)
+        minors = instance_minors(self._paths.proc_root) if divided else {}
+        return build_inventory(snapshot, host, mock=library is not None and library.mock, minors=minors)
+
+    @property
+    def session(self) -> NvmlSession:
+        """The door to NVML behind the readings, for whoever changes something."""
+        return self._session
 
     def close(self) -> None:
         """Let go of NVML; a call that hangs is left behind."""

@@ -8,19 +8,24 @@ from dataclasses import replace
 
 from driver.inventory import words
 from driver.inventory.memory import memory_of
+from driver.inventory.mig import GpuMig, mig_of
 from driver.inventory.nvlink import fabric_of, groups_of, links_of
 from driver.inventory.states import CALLS, duplicate_uuid, judge
 from driver.inventory.words import word
 from driver.model import EccMode, Gpu, GpuState, MigMode, Nic, NodeInventory, NumaNode, PciAddress, Problem
+from native.capabilities import InstanceMinors
 from native.nvml.errors import NvmlReturn, code_name
 from native.nvml.types import GpuSnapshot, NvmlSnapshot
 from native.sysfs import HostTopology, PciDevice
 
 _ORDINARY = frozenset({NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND})
 """Codes that say "this board or this driver has no such thing": nothing to report."""
+_NO_MINORS: InstanceMinors = {}
 
 
-def build_inventory(snapshot: NvmlSnapshot | None, host: HostTopology, *, mock: bool) -> NodeInventory:
+def build_inventory(
+    snapshot: NvmlSnapshot | None, host: HostTopology, *, mock: bool, minors: InstanceMinors = _NO_MINORS
+) -> NodeInventory:
     """What the node has. Never raises for what the two readings hold; what is odd stands in ``problems``.
 
     Args:
@@ -28,6 +33,7 @@ def build_inventory(snapshot: NvmlSnapshot | None, host: HostTopology, *, mock: 
             alone, UNBOUND or UNREADABLE.
         host: the PCI tree, NUMA nodes and memory of the same machine.
         mock: the library behind ``snapshot`` is a look-alike.
+        minors: by which device nodes the kernel opens MIG instances.
     """
     problems = [Problem(problem.subject, problem.message) for problem in host.problems]
     read = _by_address(snapshot.gpus if snapshot else (), problems)
@@ -42,6 +48,7 @@ def build_inventory(snapshot: NvmlSnapshot | None, host: HostTopology, *, mock: 
         if gpu is not None and state is GpuState.READY:
             built = _described(built, gpu, host, problems)
             built = replace(built, nvlinks=links_of(gpu.nvlinks, known, switches), fabric=fabric_of(gpu.fabric))
+            built = _divided(built, mig_of(gpu, minors), problems)
         gpus.append(built)
     gpus = _without_clones(gpus)
     usable = [gpu for gpu in gpus if gpu.state is GpuState.READY]
@@ -134,6 +141,11 @@ def _described(gpu: Gpu, read: GpuSnapshot, host: HostTopology, problems: list[P
         pcie_link_generation=read.pcie_link_generation or gpu.pcie_link_generation,
         pcie_link_width=read.pcie_link_width or gpu.pcie_link_width,
     )
+
+
+def _divided(gpu: Gpu, mig: GpuMig, problems: list[Problem]) -> Gpu:
+    problems.extend(Problem(str(gpu.address), remark) for remark in mig.remarks)
+    return replace(gpu, mig_profiles=mig.profiles, partitions=mig.partitions, mig_settled=mig.settled)
 
 
 def _field_problems(address: PciAddress, read: GpuSnapshot) -> Iterable[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from driver.model import MigPartition, NodeInventory
+from driver.model import MigPartition, MigSupport, NodeInventory
 from driver.prepare.cdi import ContainerEdits
 from driver.prepare.devices import DeviceNodes
 from driver.prepare.errors import ClaimError, Reason
@@ -23,12 +23,13 @@ class HardwareStep(StepDefaults):
     do_points = ("p2",)
     undo_points = ("u2",)
 
-    def __init__(self, nodes: DeviceNodes) -> None:
+    def __init__(self, nodes: DeviceNodes, mig: MigSupport) -> None:
         self._nodes = nodes
+        self._mig = mig
 
     def do(self, work: Work) -> None:
         """Compare UUID and address of every device with the record."""
-        check_identity(work.record, work.inventory)
+        check_identity(work.record, work.inventory, self._mig)
 
     def is_done(self, work: Work) -> bool:
         """Whether each device is still the one in the record."""

@@ -42,6 +42,8 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     """In compute slices of the partition, where the device is only a part of it."""
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    switches: bool = False
+    """Whether this driver switches the GPU's MIG mode off again behind the last partition."""
 
     def parts(self, address: str) -> frozenset[str]:
         """Names of what it occupies on the GPU at that address: its memory slices, or its compute slices of those."""
@@ -72,6 +74,8 @@ class PartitionRecord(msgspec.Struct, frozen=True):
             data["gpuInstance"] = self.gpu_instance
         if self.compute_instance is not None:
             data["computeInstance"] = self.compute_instance
+        if self.switches:
+            data["switchesMode"] = True
         return data
 
     @classmethod
@@ -85,6 +89,7 @@ def read_partition(cursor: Cursor) -> PartitionRecord:
     origin = cursor.get("origin")
     if origin.text() not in list(Origin):
         raise origin.error(f"is {origin.text()!a}, which this version does not know")
+    switches = cursor.find("switchesMode")
     compute = _placement(cursor, "computeStart", "computeSize") if cursor.find("computeStart") else None
     return PartitionRecord(
         profile_id=cursor.get("profileID").integer(),
@@ -95,6 +100,7 @@ def read_partition(cursor: Cursor) -> PartitionRecord:
         compute=compute,
         gpu_instance=_number(cursor, "gpuInstance"),
         compute_instance=_number(cursor, "computeInstance"),
+        switches=switches is not None and switches.boolean(),
     )
 
 

@@ -20,6 +20,8 @@ from driver.prepare.partition import PARTITION, PartitionRecord, read_partition
 
 StepData: TypeAlias = Mapping[str, Mapping[str, object]]
 """Step name -> a JSON object of the step's own."""
+SHARE = "share"
+"""The name under which the data of a share stands in a device's data."""
 
 _ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\b")
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9A-Za-z-]{4,}\b")
@@ -60,7 +62,7 @@ class DeviceRecord(msgspec.Struct, frozen=True):
     def stands(self) -> bool:
         """Whether the device is there, as far as the record knows: not while its partition is being made again."""
         partition = self.partition
-        return partition is None or partition.gpu_instance is not None
+        return partition is None or partition.compute_instance is not None
 
     @property
     def hardware(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from driver.names import DeviceName, name_of, partition_name
 from driver.prepare.claims import AllocationResult, ClaimAllocation
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.partition import Origin, PartitionRecord
-from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
+from driver.prepare.records import SHARE, ClaimRecord, DeviceRecord, Phase
 from driver.prepare.specfolder import device_name
 
 _RESCHEDULE = "delete the pod and the claim so that they are scheduled again"
@@ -87,10 +87,12 @@ def whole_gpu(gpu: Gpu, mig: MigSupport, *, admin_access: bool = False) -> Gpu:
 def standing(gpu: Gpu, partition: PartitionRecord) -> MigPartition | None:
     """The partition that stands now in the place of a recorded one, of the same profile."""
     wanted = partition.profile_id, partition.placement, partition.compute
-    return next((one for one in gpu.partitions if (one.profile_id, one.placement, one.compute) == wanted), None)
+    return next(
+        (one for one in gpu.partitions if one.usable and (one.profile_id, one.placement, one.compute) == wanted), None
+    )
 
 
-def check_identity(record: ClaimRecord, inventory: NodeInventory) -> None:
+def check_identity(record: ClaimRecord, inventory: NodeInventory, mig: MigSupport) -> None:
     """Whether the devices of a stored record are still those that they were: GPUs, and partitions that were found.
 
     Partitions that were made for the claim are not looked at, only their GPUs are.
@@ -101,7 +103,9 @@ def check_identity(record: ClaimRecord, inventory: NodeInventory) -> None:
     for device in record.devices:
         gpu = _same_gpu(record, device, inventory)
         partition = device.partition
-        if partition is not None and partition.origin is Origin.FOUND:
+        if partition is None:
+            whole_gpu(gpu, mig, admin_access=device.admin_access)
+        elif partition.origin is Origin.FOUND:
             found = standing(gpu, partition)
             if found is None:
                 raise _vanished(device.device, gpu, "it was destroyed while the claim held it")
@@ -145,15 +149,16 @@ def same_allocation(record: ClaimRecord, allocation: ClaimAllocation) -> bool:
 def conflict(record: ClaimRecord, others: Iterable[ClaimRecord]) -> ClaimError | None:
     """The error if other claims hold any of a claim's hardware, finished or not; None if nobody does.
 
-    A partition overlaps its GPU and whatever lies on the same slices, not its siblings. Devices for admin access
-    neither hold nor need anything for themselves.
+    A partition overlaps its GPU and whatever lies on the same slices, not its siblings. Shares of one device go
+    together, a whole device and a share of it do not. Devices for admin access neither hold nor need anything for
+    themselves.
     """
     wanted = [device for device in record.devices if not device.admin_access]
     for other in others:
         if other.ref.uid == record.ref.uid:
             continue
-        held, within = other.hardware, other.within
         for device in wanted:
+            held, within = _rivals(device, other)
             if device.hardware & held or device.within & held or device.hardware & within:
                 state = other.doubt or f"it is {other.phase.value.lower()}"
                 return ClaimError(
@@ -162,6 +167,16 @@ def conflict(record: ClaimRecord, others: Iterable[ClaimRecord]) -> ClaimError |
                     Reason.DEVICE_IN_USE,
                 )
     return None
+
+
+def _rivals(device: DeviceRecord, other: ClaimRecord) -> tuple[frozenset[str], frozenset[str]]:
+    """What another claim holds, and is within, in a way that the device does not go together with: all of it, but for
+    shares of the very device that this is a share of."""
+    if device.share_id is None:
+        return other.hardware, other.within
+    others = [d for d in other.devices if not d.admin_access and (d.share_id is None or d.device != device.device)]
+    held = other.held.union(*(theirs.hardware for theirs in others))
+    return held, frozenset().union(*(theirs.within for theirs in others))
 
 
 def _told(device: DeviceRecord) -> str:
@@ -193,6 +208,8 @@ def _device(uid: str, result: AllocationResult, inventory: NodeInventory, mig: M
         uuid=gpu.uuid or "",
         cdi_device=device_name(uid, result.request, result.device, result.share_id),
     )
+    if result.share_id is not None:
+        device = device.with_data(SHARE, {"consumed": dict(result.consumed)})
     if name is None or name.kind != "mig":
         if name is None or name.kind == "gpu":
             whole_gpu(gpu, mig, admin_access=result.admin_access)
@@ -202,7 +219,7 @@ def _device(uid: str, result: AllocationResult, inventory: NodeInventory, mig: M
 
 def _partition(device: DeviceRecord, name: DeviceName, gpu: Gpu, mig: MigSupport) -> DeviceRecord:
     """What a partition's name means on this GPU now: one that stands, or one that is to be made."""
-    found = next((one for one in gpu.partitions if name_of(gpu, one) == device.device), None)
+    found = next((one for one in gpu.partitions if one.usable and name_of(gpu, one) == device.device), None)
     if found is not None and (device.admin_access or not found.managed):
         partition = PartitionRecord(
             found.profile_id, found.profile, found.placement, gpu.uuid or "", Origin.FOUND, found.compute
@@ -226,11 +243,11 @@ def _partition(device: DeviceRecord, name: DeviceName, gpu: Gpu, mig: MigSupport
 
 def _found(device: DeviceRecord, partition: PartitionRecord, found: MigPartition) -> DeviceRecord:
     now = msgspec.structs.replace(partition, gpu_instance=found.gpu_instance, compute_instance=found.compute_instance)
-    return device.with_partition(now, found.uuid)
+    return device.with_partition(now, found.uuid or "")
 
 
 def _vanished(name: str, gpu: Gpu, why: str) -> ClaimError:
-    present = ", ".join(name_of(gpu, one) for one in gpu.partitions) or "none"
+    present = ", ".join(name_of(gpu, one) for one in gpu.partitions if one.usable) or "none"
     return ClaimError(
         f"there is no MIG device {name} on GPU {gpu.uuid} now: {why} (it has: {present}); {_RESCHEDULE}, or make the "
         "partition again with nvidia-smi mig",

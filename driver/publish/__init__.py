@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from driver.publish.attributes import ATTRIBUTES, Attribute, AttributeKind, AttributeType, Missing
+from driver.publish.offers import DeviceOrder
 from driver.publish.pool import PoolDocument, Withheld, build_pool, pool_name, slice_objects
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Attribute",
     "AttributeKind",
     "AttributeType",
+    "DeviceOrder",
     "Missing",
     "PoolDocument",
     "Withheld",

@@ -97,6 +97,13 @@ def _fabric_clique(_node: NodeInventory, gpu: Gpu) -> str:
     return gpu.fabric.clique if gpu.fabric else f"none.{gpu.address}"
 
 
+def _largest(field: str) -> Callable[[NodeInventory, Gpu], Value | None]:
+    def value(_node: NodeInventory, gpu: Gpu) -> Value | None:
+        return max((int(getattr(profile, field)) for profile in gpu.mig_profiles), default=None)
+
+    return value
+
+
 _STRING, _INT, _BOOL, _VERSION = AttributeType.STRING, AttributeType.INT, AttributeType.BOOL, AttributeType.VERSION
 _TYPE, _SOFTWARE, _EQUALITY = AttributeKind.TYPE, AttributeKind.SOFTWARE, AttributeKind.EQUALITY
 
@@ -277,6 +284,24 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
         "Memory of the GPU in bytes, as a quantity (`81559Mi`).",
         lambda _node, gpu: gpu.memory_bytes or None,
         Missing.WITHHOLD,
+    ),
+    *(
+        Attribute(
+            key,
+            AttributeType.CAPACITY,
+            _TYPE,
+            "nvmlDeviceGetGpuInstanceProfileInfoV: the largest profile's",
+            f"Number of {words} that partitions of the GPU share out; only where partitions are made for claims.",
+            _largest(field),
+        )
+        for key, field, words in (
+            ("multiprocessors", "multiprocessors", "streaming multiprocessors"),
+            ("copyEngines", "copy_engines", "copy engines"),
+            ("decoders", "decoders", "video decoders"),
+            ("encoders", "encoders", "video encoders"),
+            ("jpegEngines", "jpeg_engines", "JPEG decoders"),
+            ("ofaEngines", "ofa_engines", "optical flow accelerators"),
+        )
     ),
 )
 """In the order in which the documentation lists them."""

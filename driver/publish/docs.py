@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from driver.publish.attributes import ATTRIBUTES, Attribute, AttributeKind, AttributeType, Missing
+from driver.publish.migattributes import FROM_GPU, MIG_ATTRIBUTES, MigAttribute
 
 _HEAD = """\
 # What a GPU is published with
 
-This page is made from the table in `driver/publish/attributes.py` by `python -m driver.publish.docs`; change the table,
-not the page.
+This page is made from the tables in `driver/publish/attributes.py` and `driver/publish/migattributes.py` by
+`python -m driver.publish.docs`; change the tables, not the page.
 
 Every GPU that can be given out is a device of the node's pool, named by its PCI address (`gpu-0000-1b-00-0`). The
 names without a domain belong to the driver's: in CEL they are `device.attributes["gpu.nvidia.com"].productName`, in
@@ -48,6 +50,15 @@ devices:
 ```
 """
 
+_MIG = f"""\
+## MIG devices
+
+A partition of a GPU (see [MIG](mig.md)) is named by its GPU, profile, profile id and first memory slice:
+`gpu-0000-1b-00-0-mig-1g-10gb-19-0`. From its GPU it has {", ".join(f"`{row}`" for row in FROM_GPU)};
+of its own:
+
+"""
+
 _KINDS = {
     AttributeKind.TYPE: "the same on every node of this kind",
     AttributeKind.SOFTWARE: "changes with the node's image or an administrator's setting",
@@ -66,6 +77,7 @@ def page() -> str:
         _HEAD,
         "## Attributes\n\n" + _table(attributes),
         "## Capacity\n\n" + _table(capacities),
+        _MIG + _table(MIG_ATTRIBUTES),
         "## Kinds\n\nThe kind says what a value is worth on a node that does not exist yet, which is what an "
         "autoscaler imagines.\n\n" + "".join(f"* **{kind.value}**: {text}.\n" for kind, text in _KINDS.items()),
         _EXAMPLES,
@@ -73,17 +85,22 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _table(rows: list[Attribute]) -> str:
+def _table(rows: Sequence[Attribute | MigAttribute]) -> str:
     lines = ["| Name | Type | Kind | Meaning | Source | Where a GPU has no value |", "|---|---|---|---|---|---|"]
     for row in rows:
         kind = "quantity" if row.type is AttributeType.CAPACITY else row.type.value
         source = row.derivation.replace("|", "\\|")
-        missing = "always has one" if row.id in {"type", "uuid"} else _missing(row)
+        missing = _MIG_MISSING.get(row.id, "always has one") if isinstance(row, MigAttribute) else _missing(row)
         lines.append(f"| `{row.id}` | {kind} | {row.kind.value} | {row.doc} | {source} | {missing} |")
     return "\n".join(lines) + "\n"
 
 
+_MIG_MISSING = {"uuid": "left out on all of the node, as soon as one is made on demand"}
+
+
 def _missing(row: Attribute) -> str:
+    if row.id in {"type", "uuid"}:
+        return "always has one"
     return {
         Missing.EXPLICIT: "a value says so",
         Missing.DROP_KEY: "left out on all of the node",

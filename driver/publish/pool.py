@@ -13,15 +13,16 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from driver.model import Gpu, GpuState, NodeInventory
-from driver.publish.attributes import ATTRIBUTES, Attribute, AttributeType, Missing, Value
-from driver.publish.values import clip, quantity
+from driver.model import MigSupport, NodeInventory
+from driver.publish.attributes import ATTRIBUTES, Attribute, Missing, Value
+from driver.publish.counters import MAX_SETS_PER_SLICE, WHOLE, counter_set, set_name, totals
+from driver.publish.devices import Tables, device_document, is_missing, mig_keys, part_devices, tainted, uniform_keys
+from driver.publish.offers import DeviceOrder, Offer, offer_of
 
 JSON: TypeAlias = dict[str, Any]
 
 MAX_DEVICES_PER_SLICE: Final = 64
 """The API's limit is 128, and 64 as soon as one device has a taint: a first taint must not make a slice invalid."""
-MAX_TAINTS: Final = 16
 MAX_NAME: Final = 253
 MAX_DRIVER_NAME: Final = 63
 _HASH_DIGITS: Final = 16
@@ -37,12 +38,16 @@ class Withheld(msgspec.Struct, frozen=True):
 
 
 class PoolDocument(msgspec.Struct, frozen=True):
-    """What to publish: the devices of each slice, as JSON, in the order in which the scheduler is to read them."""
+    """What to publish, as JSON, in the order in which the scheduler is to read it."""
 
     name: str
     slices: tuple[tuple[JSON, ...], ...]
-    """Never empty: a node without a GPU has one slice without devices, which says that the driver is up."""
+    """The devices of each slice that has devices. Never empty: a node without a GPU has one slice without devices,
+    which says that the driver is up."""
     withheld: tuple[Withheld, ...] = ()
+    counters: tuple[tuple[JSON, ...], ...] = ()
+    """The counter sets of each slice that has counter sets; these come before those of devices. Empty where devices
+    consume nothing."""
 
     @property
     def devices(self) -> tuple[JSON, ...]:
@@ -56,36 +61,54 @@ def build_pool(
     node_name: str,
     driver_name: str,
     taints: Mapping[str, Sequence[JSON]] | None = None,
+    mig: MigSupport = MigSupport.STATIC,
+    order: DeviceOrder = DeviceOrder.PACK,
+    counters: bool = False,
 ) -> PoolDocument:
-    """The documents of a node's whole GPUs.
+    """The documents of a node's devices: whole GPUs, and partitions of them.
 
-    Equal inventories give equal documents, in the order of PCI addresses.
+    Equal inventories give equal documents, in the order of PCI addresses; partitions of a GPU come before the whole of
+    it, those that block the fewest others first.
 
     Args:
         inventory: GPUs that are not READY are withheld.
         node_name: name of the Node object.
         driver_name: name of the DRA driver.
-        taints: device name -> DeviceTaint objects; names that the pool does not have are ignored.
+        taints: device name -> DeviceTaint objects; a GPU's are also those of its partitions. Names that the pool does
+            not have are ignored.
+        mig: what is done with MIG.
+        order: whether one GPU is filled before the next one, or all at the same time.
+        counters: whether the API server keeps counters (feature gate DRAPartitionableDevices, 1.36). Without them
+            partitions that are still to be made are not published: nothing would keep them apart.
 
     Raises:
         ValueError: a name that the API would refuse, or more taints on a device than it allows.
     """
     name = pool_name(node_name, driver_name)
-    withheld = []
-    offered = []
-    for gpu in inventory.gpus:
-        reason = _obstacle(gpu)
-        if reason is None:
-            offered.append(gpu)
-        else:
-            withheld.append(Withheld(gpu.name, reason))
-    values = {gpu.name: {row.id: row.value(inventory, gpu) for row in ATTRIBUTES} for gpu in offered}
-    for gpu_name, reason in _incomplete(values, ATTRIBUTES):
-        del values[gpu_name]
+    if mig is MigSupport.DYNAMIC and not counters:
+        mig = MigSupport.STATIC
+    offers = [offer_of(gpu, mig) for gpu in inventory.gpus]
+    withheld = [Withheld(offer.gpu.name, offer.reason) for offer in offers if offer.reason is not None]
+    offers = [offer for offer in offers if offer.reason is None]
+    values = {offer.gpu.name: _values(inventory, offer) for offer in offers}
+    whole = {offer.gpu.name: values[offer.gpu.name] for offer in offers if offer.whole}
+    for gpu_name, reason in _incomplete(whole, ATTRIBUTES):
+        del whole[gpu_name]
         withheld.append(Withheld(gpu_name, reason))
-    keys = uniform_keys(values.values())
-    devices = [_device(gpu_name, keys, row, (taints or {}).get(gpu_name, ())) for gpu_name, row in values.items()]
-    return PoolDocument(name, chunks(devices), tuple(withheld))
+    counted = mig is MigSupport.DYNAMIC and any(offer.possible for offer in offers)
+    tables = Tables(uniform_keys(whole.values()), mig_keys(offers, values), counted, taints or {})
+    groups = [
+        [*part_devices(offer, values[offer.gpu.name], tables)]
+        + ([_whole_device(offer, whole[offer.gpu.name], tables)] if offer.gpu.name in whole else [])
+        for offer in offers
+    ]
+    sets = [counter_set(offer.gpu, divided=offer.divided) for offer in offers] if counted else []
+    return PoolDocument(
+        name,
+        spread(groups) if order is DeviceOrder.SPREAD else packed(groups),
+        tuple(withheld),
+        tuple(tuple(sets[start : start + MAX_SETS_PER_SLICE]) for start in range(0, len(sets), MAX_SETS_PER_SLICE)),
+    )
 
 
 def pool_name(node_name: str, driver_name: str) -> str:
@@ -110,37 +133,53 @@ def pool_name(node_name: str, driver_name: str) -> str:
     return f"{node_name[:room].rstrip('-.')}-{digest}/{driver}"
 
 
-def uniform_keys(rows: Iterable[Mapping[str, Value | None]]) -> frozenset[str]:
-    """The keys that every row has a value for: only these may be published.
-
-    A CEL expression that meets a missing key fails, and a failing expression stops the scheduling of that pod on
-    all nodes, not only on this device.
-    """
-    shared: frozenset[str] | None = None
-    for row in rows:
-        present = frozenset(key for key, value in row.items() if not _is_missing(value))
-        shared = present if shared is None else shared & present
-    return shared or frozenset()
-
-
 def chunks(devices: Sequence[JSON], size: int = MAX_DEVICES_PER_SLICE) -> tuple[tuple[JSON, ...], ...]:
     """The devices in order, at most ``size`` to a slice; one empty slice for none."""
     starts = range(0, max(len(devices), 1), size)
     return tuple(tuple(devices[start : start + size]) for start in starts)
 
 
+def packed(groups: Iterable[Sequence[JSON]], size: int = MAX_DEVICES_PER_SLICE) -> tuple[tuple[JSON, ...], ...]:
+    """GPU after GPU, no GPU over two slices where it fits into one: what becomes of one GPU changes one slice, and a
+    change of one slice is the only one that the scheduler sees at once."""
+    slices: list[tuple[JSON, ...]] = []
+    current: list[JSON] = []
+    for group in groups:
+        if current and len(current) + len(group) > size:
+            slices.append(tuple(current))
+            current = []
+        if len(group) > size:
+            slices.extend(chunks(group, size))
+        else:
+            current.extend(group)
+    if current or not slices:
+        slices.append(tuple(current))
+    return tuple(slices)
+
+
+def spread(groups: Sequence[Sequence[JSON]], size: int = MAX_DEVICES_PER_SLICE) -> tuple[tuple[JSON, ...], ...]:
+    """The first device of every GPU, then the second of every GPU, and so on."""
+    longest = max((len(group) for group in groups), default=0)
+    ordered = [group[position] for position in range(longest) for group in groups if position < len(group)]
+    return chunks(ordered, size)
+
+
 def slice_objects(pool: PoolDocument, *, node_name: str, driver_name: str) -> tuple[JSON, ...]:
     """Whole ResourceSlice objects, as a first publication writes them (the owner reference apart, which has a UID)."""
+    contents = [
+        *(("sharedCounters", sets) for sets in pool.counters),
+        *(("devices", devices) for devices in pool.slices),
+    ]
     objects = []
-    width = max(5, len(f"{len(pool.slices) - 1:x}"))
-    for index, devices in enumerate(pool.slices):
+    width = max(5, len(f"{len(contents) - 1:x}"))
+    for index, (field, content) in enumerate(contents):
         spec: JSON = {
             "driver": driver_name,
             "nodeName": node_name,
-            "pool": {"name": pool.name, "generation": 1, "resourceSliceCount": len(pool.slices)},
+            "pool": {"name": pool.name, "generation": 1, "resourceSliceCount": len(contents)},
         }
-        if devices:
-            spec["devices"] = list(devices)
+        if content:
+            spec[field] = list(content)
         objects.append(
             {
                 "apiVersion": "resource.k8s.io/v1",
@@ -152,15 +191,12 @@ def slice_objects(pool: PoolDocument, *, node_name: str, driver_name: str) -> tu
     return tuple(objects)
 
 
-def _obstacle(gpu: Gpu) -> str | None:
-    if gpu.state is not GpuState.READY:
-        return gpu.reason or f"its state is {gpu.state.value}"
-    if gpu.mig is not None and gpu.mig.current:
-        return (
-            f"MIG mode is on, so GPU {gpu.address} cannot be given out as a whole; "
-            f"turn it off with nvidia-smi -i {gpu.address} -mig 0"
-        )
-    return None
+def _values(inventory: NodeInventory, offer: Offer) -> dict[str, Value | None]:
+    """What is known of a GPU, by attribute."""
+    values = {row.id: row.value(inventory, offer.gpu) for row in ATTRIBUTES}
+    if offer.possible:
+        values["migEnabled"] = False  # whoever gets it as a whole gets it so, whatever it is meanwhile
+    return values
 
 
 def _incomplete(
@@ -169,7 +205,7 @@ def _incomplete(
     """(device, reason) of those that lack a value which is asked for everywhere and which their siblings have."""
     found: dict[str, str] = {}
     for row in rows:
-        lacking = [name for name, value in values.items() if _is_missing(value[row.id])]
+        lacking = [name for name, value in values.items() if is_missing(value[row.id])]
         if row.missing is Missing.WITHHOLD and len(lacking) < len(values):
             for name in lacking:
                 found[name] = (
@@ -179,26 +215,9 @@ def _incomplete(
     return tuple(found.items())
 
 
-def _device(name: str, keys: frozenset[str], values: Mapping[str, Value | None], taints: Sequence[JSON]) -> JSON:
-    if len(taints) > MAX_TAINTS:
-        raise ValueError(f"device {name} has {len(taints)} taints, the API takes {MAX_TAINTS}")
-    attributes: JSON = {}
-    capacity: JSON = {}
-    for row in ATTRIBUTES:
-        value = values[row.id]
-        if row.id not in keys or value is None:
-            continue
-        if row.type is AttributeType.CAPACITY:
-            capacity[row.id] = {"value": quantity(int(value))}
-        else:
-            attributes[row.id] = {row.type.value: clip(value) if isinstance(value, str) else value}
-    device: JSON = {"name": name, "attributes": attributes}
-    if capacity:
-        device["capacity"] = capacity
-    if taints:
-        device["taints"] = [dict(taint) for taint in taints]
-    return device
-
-
-def _is_missing(value: Value | None) -> bool:
-    return value is None or (isinstance(value, str) and not clip(value))
+def _whole_device(offer: Offer, values: Mapping[str, Value | None], tables: Tables) -> JSON:
+    device = device_document(offer.gpu.name, ATTRIBUTES, values, tables.gpu_keys)
+    if tables.counted:
+        consumed = totals(offer.gpu.mig_profiles) if offer.divided else {WHOLE: {"value": "1"}}
+        device["consumesCounters"] = [{"counterSet": set_name(offer.gpu), "counters": consumed}]
+    return tainted(device, tables.taints.get(offer.gpu.name, ()))

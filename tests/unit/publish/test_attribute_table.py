@@ -15,6 +15,7 @@ from driver.inventory import path_between
 from driver.model import Fabric, Gpu, MemoryKind, NodeInventory, NvLinkGroup, PciAddress
 from driver.publish import ATTRIBUTES, AttributeKind, AttributeType, Missing, build_pool
 from driver.publish.docs import page
+from driver.publish.migattributes import MIG_ATTRIBUTES
 from native.pcipath import PathClass
 
 NVIDIAS = {
@@ -196,7 +197,7 @@ def test_the_page_is_made_from_the_table_as_it_is() -> None:
 def test_the_page_names_every_attribute_once() -> None:
     rows = re.findall(r"^\| `([^`]+)` \|", page(), re.MULTILINE)
 
-    assert sorted(rows) == sorted(row.id for row in ATTRIBUTES)
+    assert sorted(rows) == sorted([row.id for row in ATTRIBUTES] + [row.id for row in MIG_ATTRIBUTES])
 
 
 _PORT = st.integers(0, 1)

@@ -1,0 +1,316 @@
+"""The step that makes MIG partitions for claims, and destroys them with the claims.
+
+What can stand on a GPU after a crash is always known from the record. ``making`` is on the disk before anything is
+made, and only after a look that found nothing in that place; so whatever stands there afterwards is this claim's. The
+id of the GPU instance is on the disk before the compute instance is made. What is in no record of a claim is somebody
+else's and is never destroyed.
+
+MIG mode is switched on before the first partition of a GPU and off behind the last one, on boards that do that without
+a reset (since Hopper); on others it stays as the administrator set it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from driver.model import Gpu, NodeInventory
+from driver.names import DeviceName
+from driver.prepare.devices import DeviceNodes
+from driver.prepare.errors import ClaimError, Reason
+from driver.prepare.miglook import Look, MigDoor, shortage
+from driver.prepare.partition import PARTITION, Origin, PartitionRecord
+from driver.prepare.records import ClaimRecord, DeviceRecord
+from driver.prepare.resolve import standing
+from driver.prepare.steps import Faults, StepDefaults, Work, no_faults
+from native.nvml.errors import NvmlTimeoutError
+from native.nvml.migtypes import ComputeInstance, GpuInstance, Placement
+from native.nvml.protocol import Nvml
+
+log = logging.getLogger(__name__)
+
+_OURS = (Origin.MAKING, Origin.MADE)
+
+
+class MigStep(StepDefaults):
+    """Makes the partitions of a claim where they are to be made (``MigSupport.DYNAMIC``).
+
+    Args:
+        door: NVML.
+        nodes: asked whether the kernel knows an instance.
+        boot_id: of the running system; None: unknown.
+        faults: told of each crash point that is passed.
+    """
+
+    name = PARTITION
+    subject = "the partition of its GPU"
+    do_points = ("mode-on", "gi-made", "gi-known", "ci-made")
+    undo_points = ("ci-gone", "gi-gone", "mode-off")
+
+    def __init__(
+        self, door: MigDoor, nodes: DeviceNodes, boot_id: Callable[[], str | None], faults: Faults = no_faults
+    ) -> None:
+        self._door = door
+        self._nodes = nodes
+        self._boot_id = boot_id
+        self._faults = faults
+
+    # prepare
+
+    def check(self, work: Work) -> None:
+        """Look at the GPUs: is there room, can the mode be switched. Then the record says ``making``."""
+        devices = []
+        for device in work.record.devices:
+            gpu = work.inventory.at(device.address)
+            partition = device.partition
+            if gpu is None or device.admin_access:
+                devices.append(device)
+            elif partition is not None and partition.origin is not Origin.FOUND:
+                devices.append(self._planned(device, partition, gpu))
+            else:
+                if partition is None and _is_switched(device, gpu):
+                    self._check_whole(device, gpu)
+                devices.append(device)
+        if tuple(devices) != work.record.devices:
+            work.record = msgspec.structs.replace(work.record.with_devices(tuple(devices)), boot_id=self._boot_id())
+
+    def do(self, work: Work) -> None:
+        """Make what is to be made, one device after the other."""
+        for position, device in enumerate(work.record.devices):
+            gpu = work.inventory.at(device.address)
+            partition = device.partition
+            if gpu is None or device.admin_access:
+                continue
+            if partition is None:
+                if _is_switched(device, gpu) and self._look(device).enabled:
+                    self._door.switch(device.address, enabled=False)
+            elif partition.origin is Origin.MAKING:
+                self._make(work, position, device, partition)
+
+    def is_done(self, work: Work) -> bool:
+        """Whether each partition stands, with its UUID; and whether whole GPUs are out of MIG mode."""
+        return all(self._is_right(device, work.inventory) for device in work.record.devices)
+
+    def _planned(self, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu) -> DeviceRecord:
+        """The device as it is to be made; as it is where it stands already."""
+        look = self._look(device)
+        there = look.at(partition)
+        if there is not None and partition.origin is Origin.MADE and _is_ours(device, partition, there):
+            return device
+        if there is not None and partition.origin is Origin.MAKING:
+            return device  # what an interrupted attempt left
+        self._check_room(device, partition, gpu, look)
+        making = msgspec.structs.replace(
+            partition,
+            origin=Origin.MAKING,
+            gpu_instance=None,
+            compute_instance=None,
+            switches=gpu.switches_mig_freely,
+        )
+        return device.with_partition(making, "")
+
+    def _check_room(self, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look: Look) -> None:
+        if not look.enabled and not gpu.switches_mig_freely:
+            raise ClaimError(
+                f"{device.device} cannot be made: MIG mode is off on GPU {device.address}, and this board switches it "
+                f"only with a reset; run `nvidia-smi -i {device.address} -mig 1` on the host when nobody uses it",
+                Reason.DEVICE_NOT_READY,
+            )
+        in_the_way = look.in_the_way_of(partition.placement)
+        if in_the_way:
+            named = ", ".join(_named(gpu, one) for one in in_the_way)
+            raise ClaimError(
+                f"{device.device} cannot be made: {named} stands in its place, and no claim of this driver made it; "
+                "destroy it with nvidia-smi mig -dci and -dgi, or delete the pod and the claim so that they are "
+                "scheduled again",
+                Reason.DEVICE_NOT_READY,
+            )
+        short = shortage(gpu, partition, look.instances)
+        if short is not None:
+            named = ", ".join(_named(gpu, one) for one in look.instances)
+            raise ClaimError(
+                f"{device.device} cannot be made: GPU {device.address} has too few {short}; what stands on it: {named}",
+                Reason.DEVICE_NOT_READY,
+            )
+
+    def _check_whole(self, device: DeviceRecord, gpu: Gpu) -> None:
+        look = self._look(device)
+        if look.enabled and look.instances:
+            named = ", ".join(_named(gpu, one) for one in look.instances)
+            raise ClaimError(
+                f"{device.device} cannot be used as a full GPU: {named} stands on it, and no claim of this driver made "
+                "it; destroy it with nvidia-smi mig -dci and -dgi, or delete the pod and the claim so that they are "
+                "scheduled again",
+                Reason.DEVICE_NOT_READY,
+            )
+
+    def _make(self, work: Work, position: int, device: DeviceRecord, partition: PartitionRecord) -> None:
+        address = device.address
+        look = self._look(device)
+        left = look.at(partition)
+        if left is not None:
+            self._destroy(device, partition, left)
+        if not look.enabled:
+            self._door.switch(address, enabled=True)
+        self._faults("mode-on")
+        place = Placement(partition.placement.start, partition.placement.size)
+        try:
+            instance = self._door.change(
+                address,
+                f"make {device.device}",
+                lambda nvml: nvml.create_gpu_instance(address, partition.profile_id, place),
+            )
+        except ClaimError as error:
+            if not isinstance(error.__cause__, NvmlTimeoutError):  # it is known that nothing was made
+                nothing = msgspec.structs.replace(partition, origin=Origin.PLANNED)
+                work.save(_with_device(work.record, position, device.with_partition(nothing, "")))
+            raise
+        self._faults("gi-made")
+        made = msgspec.structs.replace(partition, origin=Origin.MADE, gpu_instance=instance.id)
+        work.save(_with_device(work.record, position, device.with_partition(made, "")))
+        self._faults("gi-known")
+        compute = self._door.change(
+            address,
+            f"make the compute instance of {device.device}",
+            lambda nvml: _make_compute(nvml, address, instance.id),
+        )
+        made = msgspec.structs.replace(made, compute_instance=compute.id)
+        uuid = compute.uuid or self._uuid(device, made)
+        work.record = _with_device(work.record, position, device.with_partition(made, uuid))
+
+    def _uuid(self, device: DeviceRecord, partition: PartitionRecord) -> str:
+        """Of a MIG device that NVML did not name when it made it."""
+        instance = self._look(device).at(partition)
+        for compute in instance.compute_instances if instance is not None else ():
+            if compute.id == partition.compute_instance and compute.uuid is not None:
+                return compute.uuid
+        raise ClaimError(
+            f"NVML gives no UUID for {device.device}, which it has just made; see the kernel log",
+            Reason.DEVICE_NOT_READY,
+        )
+
+    def _is_right(self, device: DeviceRecord, inventory: NodeInventory) -> bool:
+        gpu = inventory.at(device.address)
+        partition = device.partition
+        if gpu is None or device.admin_access:
+            return gpu is not None
+        if partition is None:
+            if not _is_switched(device, gpu) or not gpu.mig_enabled:
+                return True
+            return not self._look(device).enabled  # the inventory may be of before
+        if partition.origin is Origin.FOUND:
+            return True
+        if partition.gpu_instance is None or partition.compute_instance is None or not device.uuid:
+            return False
+        seen = standing(gpu, partition)
+        if seen is not None and (seen.gpu_instance, seen.uuid) == (partition.gpu_instance, device.uuid):
+            return True
+        if not self._nodes.has_instance(gpu, partition.gpu_instance, partition.compute_instance):
+            return False
+        instance = self._look(device).at(partition)
+        return instance is not None and device.uuid in {one.uuid for one in instance.compute_instances}
+
+    # unprepare
+
+    def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
+        """Destroy what was made for the claim, and nothing else. Of an earlier boot nothing stands any more."""
+        for device in record.devices:
+            partition = device.partition
+            if partition is None or partition.origin not in _OURS or self._is_of_another_boot(record):
+                continue
+            look = self._look(device)
+            instance = look.at(partition) if look.uuid == partition.parent else None
+            if instance is not None and _is_ours(device, partition, instance):
+                self._destroy(device, partition, instance)
+                look = self._look(device)
+            elif instance is not None:
+                log.warning("%s is left alone: it is not the one that claim %s had", device.device, record.ref)
+            if look.present and look.enabled and not look.instances and partition.switches:
+                self._switch_off(device)
+
+    def is_undone(self, record: ClaimRecord) -> bool:
+        """Whether nothing stands that was made for the claim."""
+        for device in record.devices:
+            partition = device.partition
+            if partition is None or partition.origin not in _OURS or self._is_of_another_boot(record):
+                continue
+            look = self._look(device)
+            instance = look.at(partition) if look.uuid == partition.parent else None
+            if instance is not None and _is_ours(device, partition, instance):
+                return False
+        return True
+
+    def _destroy(self, device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> None:
+        address = device.address
+        strangers = [one for one in instance.compute_instances if device.uuid and one.uuid != device.uuid]
+        if strangers:
+            raise ClaimError(
+                f"{device.device} cannot be destroyed: somebody made MIG device {strangers[0].uuid} in it; destroy "
+                f"that with `nvidia-smi mig -dci -i {address} -gi {instance.id} -ci {strangers[0].id}`",
+                Reason.DEVICE_NOT_READY,
+            )
+        for compute in instance.compute_instances:
+            self._door.change(
+                address,
+                f"destroy the compute instance of {device.device}",
+                lambda nvml, number=compute.id: nvml.destroy_compute_instance(address, instance.id, number),
+            )
+        self._faults("ci-gone")
+        self._door.change(
+            address,
+            f"destroy {device.device}",
+            lambda nvml: nvml.destroy_gpu_instance(address, instance.id),
+        )
+        self._faults("gi-gone")
+
+    def _switch_off(self, device: DeviceRecord) -> None:
+        """MIG mode off again. Not worth a failed Unprepare: a claim that wants the whole GPU switches it off too."""
+        try:
+            self._door.switch(device.address, enabled=False)
+        except ClaimError as error:
+            log.warning("MIG mode stays on: %s", error)
+
+    def _look(self, device: DeviceRecord) -> Look:
+        return self._door.look(device.address)
+
+    def _is_of_another_boot(self, record: ClaimRecord) -> bool:
+        now = self._boot_id()
+        return record.boot_id is not None and now is not None and record.boot_id != now
+
+
+def _is_switched(device: DeviceRecord, gpu: Gpu) -> bool:
+    """Whether a whole GPU of this claim is one whose MIG mode this driver switches."""
+    name = DeviceName.parse(device.device)
+    return name is not None and name.kind == "gpu" and gpu.switches_mig_freely
+
+
+def _is_ours(device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> bool:
+    """Whether a GPU instance in the partition's place is the one that was made for it."""
+    if partition.origin is Origin.MAKING:
+        return True  # nothing stood there before
+    if partition.gpu_instance != instance.id:
+        return False
+    uuids = {one.uuid for one in instance.compute_instances}
+    return not device.uuid or not uuids or device.uuid in uuids
+
+
+def _make_compute(nvml: Nvml, address: str, gpu_instance: int) -> ComputeInstance:
+    """The compute instance that is all of its GPU instance."""
+    profiles = nvml.compute_instance_profiles(address, gpu_instance)
+    largest = max(profiles, key=lambda profile: (profile.slice_count, -profile.index))
+    return nvml.create_compute_instance(address, gpu_instance, largest.id)
+
+
+def _with_device(record: ClaimRecord, position: int, device: DeviceRecord) -> ClaimRecord:
+    devices = list(record.devices)
+    devices[position] = device
+    return record.with_devices(tuple(devices))
+
+
+def _named(gpu: Gpu, instance: GpuInstance) -> str:
+    profile = gpu.profile(instance.profile_id)
+    name = profile.name if profile is not None else f"of profile {instance.profile_id}"
+    last = instance.placement.start + instance.placement.size - 1
+    return f"GPU instance {instance.id} ({name}, memory slices {instance.placement.start} to {last})"
