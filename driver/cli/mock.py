@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from native.mock import Failure, MockNode
+    from native.nvml.types import NvmlSnapshot
+    from native.sysfs import HostTopology
 
 _DESCRIPTION = """\
 Make a GPU node that is not there, and let things happen to it.
@@ -132,6 +134,7 @@ def _add_profiles(verbs: Any) -> None:
     listing.add_argument("name", nargs="?", metavar="NAME", help="print this profile's YAML, to change it")
     capture = _verb(verbs, "capture", "write a profile from this machine", _CAPTURE, _capture, root=False)
     capture.add_argument("--name", default="captured", metavar="NAME", help="name of the profile")
+    capture.add_argument("--from", dest="readings", type=Path, metavar="FILE", help="of readings that tests/gpu kept")
     capture.add_argument("--identities", action="store_true", help="keep UUIDs and serial numbers")
     capture.add_argument(
         "--driver-root", type=Path, default=Path("/"), metavar="DIR", help="root of the driver's files"
@@ -188,8 +191,9 @@ Without a name: every profile and what it is. With one: its YAML, which states t
 file, change it, and give the file to `up --profile`. The schema is in native/mock/profiles/README.md.
 """
 _CAPTURE = """\
-Write a profile of this machine to stdout: what its driver and its bus say, nothing is changed. UUIDs and serial numbers
-are left out unless you ask for them. Read it before you give it away: names of network interfaces are in it.
+Write a profile of this machine to stdout: what its driver and its bus say, nothing is changed. With --from, of a
+machine that tests/gpu ran on (GPUDRA_CAPTURE=FILE pytest tests/gpu). UUIDs and serial numbers are left out unless you
+ask for them. Read it before you give it away: names of network interfaces are in it.
 """
 
 
@@ -381,19 +385,28 @@ def _profiles(options: argparse.Namespace) -> int:
 def _capture(options: argparse.Namespace) -> int:
     import yaml
 
-    from native.driverroot import find_library
-    from native.mock import capture
-    from native.nvml.opening import make_backend
-    from native.sysfs import read_host
+    from native.mock import capture, readings
 
-    library = options.nvml_library or find_library(options.driver_root)
-    backend = make_backend(library)
-    backend.open()
-    try:
-        snapshot = backend.snapshot()
-    finally:
-        backend.close()
-    host = read_host(options.sys_root, options.proc_root)
+    if options.readings is not None:
+        try:
+            snapshot, host = readings.load(options.readings.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{options.readings}: {error}") from error
+    else:
+        snapshot, host = _read_machine(options)
     found = capture.document(snapshot, host, name=options.name, identities=options.identities)
     print(yaml.safe_dump(found, sort_keys=False, width=120), end="")
     return 0
+
+
+def _read_machine(options: argparse.Namespace) -> tuple[NvmlSnapshot, HostTopology]:
+    from native.driverroot import find_library
+    from native.nvml.opening import make_backend
+    from native.sysfs import read_host
+
+    backend = make_backend(options.nvml_library or find_library(options.driver_root))
+    backend.open()
+    try:
+        return backend.snapshot(), read_host(options.sys_root, options.proc_root)
+    finally:
+        backend.close()

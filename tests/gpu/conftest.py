@@ -1,7 +1,8 @@
 """A machine with NVIDIA GPUs and its driver; without one every test here is skipped and says what is missing.
 
-Nothing here changes a setting, creates or destroys anything, or needs root. ``GPUDRA_TEST_DRIVER_ROOT`` (default ``/``)
-is where the driver's libraries are.
+Nothing here changes a setting, creates or destroys anything, or needs root. ``GPUDRA_TEST_DRIVER_ROOT`` (default
+``/``) is where the driver's libraries are; ``GPUDRA_TEST_SYS_ROOT`` and ``GPUDRA_TEST_PROC_ROOT`` are a host's sysfs and
+procfs in a container that shows its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from native.nvml.protocol import Nvml
 from native.sysfs import HostTopology, read_host
 
 DRIVER_ROOT = Path(os.environ.get("GPUDRA_TEST_DRIVER_ROOT", "/"))
+SYS_ROOT = Path(os.environ.get("GPUDRA_TEST_SYS_ROOT", "/sys"))
+PROC_ROOT = Path(os.environ.get("GPUDRA_TEST_PROC_ROOT", "/proc"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,4 +64,4 @@ def library(library_path: Path, request: pytest.FixtureRequest) -> Iterator[Nvml
 @pytest.fixture(scope="session")
 def host() -> HostTopology:
     """The machine by sysfs."""
-    return read_host(Path("/sys"), Path("/proc"))
+    return read_host(SYS_ROOT, PROC_ROOT)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from native.mock import capture, profile, readings
 from native.nvml import EventWatcher, NvmlSession, make_backend
 from native.nvml.errors import NvmlReturn
 from native.nvml.eventtypes import HEALTH_EVENTS, NvmlEvent
+from native.nvml.healthtypes import GpuHealth
 from native.nvml.protocol import Nvml
 from native.nvml.types import GpuSnapshot, NvmlSnapshot
 from native.pci import canonical_address
@@ -161,27 +161,46 @@ def test_session_and_watcher_work_side_by_side(library_path: Path) -> None:
     assert session.close()
 
 
-def test_what_was_seen_is_left_for_a_profile(library: Nvml, library_path: Path) -> None:
-    """Writes what both the mock's authors and a bug report need, where ``GPUDRA_CAPTURE`` names a file."""
+def test_topology_is_read_alike_by_both_backends(library_path: Path) -> None:
+    found = []
+    for name in ("cffi", "pynvml"):
+        library = make_backend(library_path, name)
+        library.open()
+        found.append(library.topology(addresses(library)))
+        library.close()
+    assert found[0] == found[1]
+
+
+def test_a_gpu_that_is_not_there_is_an_error_that_names_it(library: Nvml) -> None:
+    nowhere = "0000:ff:1f.0"
+    assert nowhere not in addresses(library)
+    (gpu,) = library.snapshot([nowhere]).gpus
+    assert (gpu.address, gpu.uuid) == (nowhere, None)
+    assert gpu.codes["handle"] in {NvmlReturn.NOT_FOUND, NvmlReturn.INVALID_ARGUMENT}
+
+
+def test_reading_again_and_again_keeps_nothing_open(library_path: Path) -> None:
+    library = make_backend(library_path)
+    library.open()
+    library.snapshot(None)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        library.snapshot(None)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    library.close()
+
+
+def test_what_was_seen_is_left_for_a_profile(library: Nvml, library_path: Path, host: HostTopology) -> None:
+    """Writes what a bug report and a profile of the mock need, where ``GPUDRA_CAPTURE`` names a file."""
     target = os.environ.get("GPUDRA_CAPTURE")
     if not target:
         pytest.skip("set GPUDRA_CAPTURE to a file to have the readings of this machine written there")
     asked = addresses(library)
-    seen = {
-        "library": str(library_path),
-        "snapshot": plain(library.snapshot(asked, mig=True)),
-        "health": plain(library.health(asked)),
-        "levels": [[a, b, level] for (a, b), level in sorted(library.topology(asked).levels.items())],
-    }
-    Path(target).write_text(json.dumps(seen, indent=1) + "\n")
-    assert len(json.loads(Path(target).read_text())["snapshot"]["gpus"]) == len(asked)
-
-
-def plain(value: object) -> object:
-    """As JSON has it. Process lists stay out: they say who works on the machine."""
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: plain(getattr(value, name)) for name in names if not name.endswith("_processes")}
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, tuple) else value
+    snapshot, lay = library.snapshot(asked, mig=True), library.topology(asked)
+    # who works on the machine stays out
+    quiet = {field.name: None for field in dataclasses.fields(GpuHealth) if field.name.endswith("_processes")}
+    health = tuple(dataclasses.replace(one, **quiet) for one in library.health(asked))
+    more = {"library": str(library_path), "health": health, "levels": lay.levels, "nvlink": lay.nvlink}
+    Path(target).write_text(readings.dump(snapshot, host, **more))
+    assert readings.load(Path(target).read_text()) == (snapshot, host)
+    profile.parse(capture.document(snapshot, host, name="captured"))
