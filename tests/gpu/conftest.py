@@ -1,8 +1,8 @@
 """A machine with NVIDIA GPUs and its driver; without one every test here is skipped and says what is missing.
 
 Nothing here changes a setting, creates or destroys anything, or needs root. ``GPUDRA_TEST_DRIVER_ROOT`` (default
-``/``) is where the driver's libraries are; ``GPUDRA_TEST_SYS_ROOT`` and ``GPUDRA_TEST_PROC_ROOT`` are a host's sysfs and
-procfs in a container that shows its own.
+``/``) is where the driver's libraries are; ``GPUDRA_TEST_SYS_ROOT`` and ``GPUDRA_TEST_PROC_ROOT`` are a host's sysfs
+and procfs in a container that shows its own.
 """
 
 from __future__ import annotations
