@@ -8,6 +8,7 @@ what is this instance's own is removed: its sockets.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import sys
@@ -16,21 +17,31 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from driver.bridge import AgentObserver, ClaimHandler, count_prepared, resources
+from driver.bridge import AgentObserver, ClaimHandler, count_prepared, own_partitions, resources, with_owners
 from driver.discovery import Discovery, View
 from driver.metrics import Deferred, Metrics
-from driver.model import DriverFiles, GpuState, NodeInventory, Problem
-from driver.prepare import DeviceNodes, DriverRoot, HostEdits, PatientPreparer, Preparer, read_boot_id
-from driver.publish import build_pool, pool_name
+from driver.model import DriverFiles, GpuState, MigSupport, NodeInventory, Problem
+from driver.prepare import (
+    DeviceNodes,
+    DriverRoot,
+    HostEdits,
+    MigDoor,
+    MigStep,
+    PatientPreparer,
+    Preparer,
+    read_boot_id,
+)
+from driver.publish import DeviceOrder, build_pool, pool_name
 from driver.settings import Settings
 from kubeletplugin import api
 from kubeletplugin.client import KubeClient
 from kubeletplugin.plugin import Plugin
 from kubeletplugin.sockets import SocketError
+from native.capabilities import capability_minor
 from native.devnodes import read_node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from driver.node import NodeReader
     from kubeletplugin.healthserver import HealthServer
@@ -57,6 +68,7 @@ class Agent:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._mig = MigSupport(settings.mig)
         self._metrics = Deferred()
         self._pool_name = pool_name(settings.node_name, settings.driver_name)
         self._client = connect(settings)
@@ -200,8 +212,18 @@ class Agent:
                 Path(settings.proc_root),
                 Path(settings.nvml_library) if settings.nvml_library else None,
             )
-            self._reader = NodeReader(paths, backend=settings.nvml_backend, deadline=settings.nvml_deadline_seconds)
-        return self._reader.read()
+            self._reader = NodeReader(
+                paths,
+                backend=settings.nvml_backend,
+                deadline=settings.nvml_deadline_seconds,
+                mig=self._mig is MigSupport.DYNAMIC,
+            )
+        # A partition that comes or goes during the reading is in one of the two.
+        before = own_partitions(self._preparer.prepared())
+        inventory = self._reader.read()
+        if not all(gpu.mig_settled for gpu in inventory.gpus):
+            self._discovery.request()
+        return with_owners(inventory, before | own_partitions(self._preparer.prepared()))
 
     def _measured(self, seconds: float, failure: str | None) -> None:
         if failure:
@@ -234,11 +256,32 @@ class Agent:
     def _publish(self, inventory: NodeInventory, *, driver_gone: bool) -> None:
         taint: api.JSON = {"key": DRIVER_TAINT, "effect": "NoSchedule"}
         taints = {gpu.name: [taint] for gpu in inventory.gpus} if driver_gone else {}
+        if self._mig is MigSupport.DYNAMIC:
+            self._plugin.publish(lambda features: self._pool(inventory, taints, counters=features.partitionable))
+        else:
+            self._plugin.publish(self._pool(inventory, taints))
+
+    def _pool(
+        self, inventory: NodeInventory, taints: Mapping[str, Sequence[api.JSON]], *, counters: bool = False
+    ) -> api.DriverResources:
         settings = self._settings
-        pool = build_pool(inventory, node_name=settings.node_name, driver_name=settings.driver_name, taints=taints)
+        pool = build_pool(
+            inventory,
+            node_name=settings.node_name,
+            driver_name=settings.driver_name,
+            taints=taints,
+            mig=self._mig,
+            order=DeviceOrder(settings.device_order),
+            counters=counters,
+        )
         for withheld in pool.withheld:
             log.warning("not published: %s: %s", withheld.device, withheld.reason)
-        self._plugin.publish(resources(pool))
+        if self._mig is MigSupport.DYNAMIC and not counters:
+            log.warning(
+                "the API server does not keep counters (feature gate DRAPartitionableDevices, Kubernetes 1.36): no "
+                "partitions are made, those that stand are handed out as with --mig static"
+            )
+        return resources(pool)
 
     # claims
 
@@ -255,6 +298,14 @@ class Agent:
         # A boot id lasts as long as the kernel, and this process ends before it.
         boot_id = read_boot_id(Path(settings.proc_root))
         devices = settings.dev_path.parent
+        nodes = DeviceNodes(
+            lambda path: read_node(devices, path),
+            str(settings.host_dev_path.parent),
+            require_devices=not settings.plain_device_nodes,
+            capabilities=functools.partial(capability_minor, settings.proc_root),
+        )
+        door = MigDoor(lambda: self._reader and self._reader.session, settings.nvml_deadline_seconds)
+        steps = [MigStep(door, nodes, lambda: boot_id)] if self._mig is MigSupport.DYNAMIC else []
         return Preparer(
             settings.driver_name,
             self._pool_name,
@@ -267,11 +318,9 @@ class Agent:
                 spec_path=Path(settings.cdi_base_spec) if settings.cdi_base_spec else None,
                 hook_path=settings.cdi_hook,
             ),
-            nodes=DeviceNodes(
-                lambda path: read_node(devices, path),
-                str(settings.host_dev_path.parent),
-                require_devices=not settings.plain_device_nodes,
-            ),
+            nodes=nodes,
+            steps=steps,
+            mig=self._mig,
             boot_id=lambda: boot_id,
         )
 

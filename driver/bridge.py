@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from driver.metrics import Deferred, Metrics
-from driver.prepare import ClaimError, ClaimRecord, ClaimRef, PatientPreparer
+from driver.model import Gpu, NodeInventory, Placement
+from driver.names import DeviceName
+from driver.prepare import ClaimError, ClaimRecord, ClaimRef, Origin, PatientPreparer
 from driver.publish import PoolDocument
 from kubeletplugin import api
 
@@ -17,21 +21,57 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KINDS: Final = ("gpu", "mig", "vfio")
+OwnPartition: TypeAlias = tuple[str, int, Placement]
+"""(PCI address, profile id, place in memory slices)."""
+
 
 def resources(pool: PoolDocument) -> api.DriverResources:
     """What the publisher takes, from what the driver makes."""
-    return api.DriverResources({pool.name: api.Pool(tuple(api.Slice(devices=devices) for devices in pool.slices))})
+    counters = (api.Slice(shared_counters=sets) for sets in pool.counters)
+    devices = (api.Slice(devices=devices) for devices in pool.slices)
+    return api.DriverResources({pool.name: api.Pool((*counters, *devices))})
 
 
 def count_prepared(records: Sequence[ClaimRecord], metrics: Deferred) -> None:
     """Tell the metrics what is prepared."""
-    devices = sum(len(record.devices) for record in records)
+    devices = Counter(kind_of(device.device) for record in records for device in record.devices)
 
     def tell(to: Metrics) -> None:
         to.set("gpudra_prepared_claims", len(records))
-        to.set("gpudra_prepared_devices", devices, type="gpu")
+        for kind in KINDS:
+            to.set("gpudra_prepared_devices", devices[kind], type=kind)
 
     metrics.tell(tell)
+
+
+def own_partitions(records: Iterable[ClaimRecord]) -> frozenset[OwnPartition]:
+    """The places on GPUs in which partitions stand, or may stand, that were made for claims."""
+    return frozenset(
+        (device.address, partition.profile_id, partition.placement)
+        for record in records
+        for device in record.devices
+        if (partition := device.partition) is not None and partition.origin is not Origin.FOUND
+    )
+
+
+def with_owners(inventory: NodeInventory, own: Collection[OwnPartition]) -> NodeInventory:
+    """The inventory with those partitions marked that this driver made."""
+    if not own:
+        return inventory
+
+    def marked(gpu: Gpu) -> Gpu:
+        keys = [(str(gpu.address), one.profile_id, one.placement) in own for one in gpu.partitions]
+        pairs = zip(gpu.partitions, keys, strict=True)
+        return replace(gpu, partitions=tuple(replace(one, managed=True) if ours else one for one, ours in pairs))
+
+    return replace(inventory, gpus=tuple(marked(gpu) if gpu.partitions else gpu for gpu in inventory.gpus))
+
+
+def kind_of(device: str) -> str:
+    """``gpu``, ``mig`` or ``vfio``."""
+    name = DeviceName.parse(device)
+    return "gpu" if name is None else name.kind
 
 
 Say: TypeAlias = Callable[[api.Claim, Sequence[api.DeviceStatus]], None]
@@ -98,6 +138,8 @@ def device_statuses(record: ClaimRecord) -> list[api.DeviceStatus]:
     statuses: dict[tuple[str, str, str | None], api.DeviceStatus] = {}
     for device in record.devices:
         data: api.JSON = {"uuid": device.uuid, "pciBusID": device.address}
+        if (partition := device.partition) is not None:
+            data.update(parentUUID=partition.parent, profile=partition.profile)
         key = device.pool, device.device, device.share_id
         statuses[key] = api.DeviceStatus(device.pool, device.device, device.share_id, data=data)
     return list(statuses.values())

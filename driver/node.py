@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from driver.discovery import DriverUnavailableError
@@ -12,6 +12,7 @@ from native.capabilities import instance_minors
 from native.driverroot import find_library
 from native.nvml.errors import LibraryUnavailableError, NvmlError
 from native.nvml.session import NvmlSession
+from native.nvml.types import GpuSnapshot, NvmlSnapshot
 from native.sysfs import HostTopology, read_host
 
 
@@ -24,6 +25,30 @@ class NodePaths:
     proc_root: Path = Path("/proc")
     library: Path | None = None
     """The libnvidia-ml.so.1 to load; None: searched below the driver root before every reading."""
+
+
+class HiddenLinks:
+    """The NVLinks of GPUs in MIG mode, which NVML does not show while the mode is on.
+
+    A driver that switches the mode for each claim would else tell schedulers again and again that a GPU has lost its
+    links, and that it has them back only at the next reading.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str | None, str | None], GpuSnapshot] = {}
+
+    def put_back(self, snapshot: NvmlSnapshot) -> NvmlSnapshot:
+        """The reading with the links that each GPU had when its mode was off; of GPUs seen with it off only."""
+        gpus = []
+        for gpu in snapshot.gpus:
+            key = gpu.address, gpu.uuid
+            if gpu.mig_mode is None or not gpu.mig_mode[0]:
+                self._seen[key] = gpu
+            elif key in self._seen:
+                before = self._seen[key]
+                gpu = replace(gpu, nvlinks=before.nvlinks, fabric=before.fabric)  # noqa: PLW2901 - the same GPU
+            gpus.append(gpu)
+        return replace(snapshot, gpus=tuple(gpus))
 
 
 class NodeReader:
@@ -39,6 +64,7 @@ class NodeReader:
     def __init__(self, paths: NodePaths, *, backend: str = "auto", deadline: float = 30.0, mig: bool = False) -> None:
         self._paths = paths
         self._mig = mig
+        self._links = HiddenLinks()
         self._deadline = deadline
         find = paths.library if paths.library is not None else (lambda: find_library(paths.driver_root))
         self._session = NvmlSession(find, backend)
@@ -63,6 +89,8 @@ class NodeReader:
         except NvmlError as err:
             raise DriverUnavailableError(str(err)) from err
         library = self._session.library
+        if self._mig:
+            snapshot = self._links.put_back(snapshot)
         divided = any(gpu.mig is not None and gpu.mig.instances for gpu in snapshot.gpus)
         minors = instance_minors(self._paths.proc_root) if divided else {}
         return build_inventory(snapshot, host, mock=library is not None and library.mock, minors=minors)

@@ -18,6 +18,12 @@ import msgspec
 DRIVER_NAME = "gpu.nvidia.com"
 ENVIRONMENT_PREFIX = "GPUDRA_"
 
+_CHOICES = {
+    "nvml_backend": ("auto", "cffi", "pynvml"),
+    "mig": ("off", "static", "dynamic"),
+    "device_order": ("pack", "spread"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
 _DNS_SUBDOMAIN = re.compile(r"\A[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
 
 Port = Annotated[int, msgspec.Meta(ge=-1, le=65535)]
@@ -66,6 +72,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The libnvidia-ml.so.1 to load; empty: searched below the driver root."""
     nvml_backend: str = "auto"
 
+    mig: str = "static"
+    """off, static or dynamic: ``driver.model.MigSupport``."""
+    device_order: str = "pack"
+    """pack or spread: ``driver.publish.DeviceOrder``."""
+
     rescan_seconds: Seconds = 60.0
     nvml_deadline_seconds: Seconds = 30.0
     """How long one reading of the whole node may take before the GPU in hand counts as wedged."""
@@ -74,6 +85,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prepare_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=35)] = 20.0
     """How long one Prepare may wait for the driver's first reading of the node or for a GPU whose former claim is
     still being undone, before the kubelet is told to come again (which may take it a minute); 0 does not wait."""
+
+    health_seconds: Seconds = 10.0
+    """How often the GPUs' health is probed."""
+    health_recovery_seconds: Seconds = 120.0
+    """For how long a GPU must be well before a fault counts as passed."""
+    ignore_xids: str = ""
+    """XIDs that decide nothing, separated by commas."""
+    ignore_causes: str = ""
+    """Causes of docs/health.md that decide nothing, separated by commas."""
+    ignore_devices: str = ""
+    """GPUs whose faults decide nothing: device names, PCI addresses or UUIDs, separated by commas."""
+    evict: str = "never"
+    """From which severity on a taint evicts pods (NoExecute): never, fatal or device."""
+    degraded_taints: bool = False
+    """Keep new pods also from GPUs that only work less well than they should."""
+    reconcile_seconds: Seconds = 300.0
+    """How often the API server is asked whether the prepared claims still exist."""
+    idle_seconds: Seconds = 600.0
+    """After how long without use a claim's device counts as idle."""
+    metadata_versions: str = ""
+    """API versions in which containers get their devices' metadata (KEP-5304), separated by commas; empty: none."""
+
+    journal_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 16 * 1024 * 1024
+    """How much the journal may hold; 0: there is none."""
+    webhook_url: str = ""
+    """Where chosen records of the journal are posted as Slack-compatible JSON; empty: nowhere."""
+    webhook_kinds: str = "device.health,node.driver,claim.error"
+    """Kinds of records that are posted, separated by commas; a name that ends in a dot takes all below it."""
 
     metrics_port: Port = 8080
     """0 picks a free port, -1 turns it off."""
@@ -91,19 +130,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if len(self.node_name) > 253 or not _DNS_SUBDOMAIN.match(self.node_name):
             raise SettingsError(f"nodeName {self.node_name!r} is not the name of a Node object (a DNS subdomain)")
-        if self.nvml_backend not in {"auto", "cffi", "pynvml"}:
-            raise SettingsError(f"nvmlBackend {self.nvml_backend!r} is none of auto, cffi, pynvml")
-        if self.log_level not in {"debug", "info", "warning", "error"}:
-            raise SettingsError(f"logLevel {self.log_level!r} is none of debug, info, warning, error")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SettingsError(f"{_camel(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
         for name in ("plugins_dir", "registry_dir", "cdi_dir", "driver_root", "sys_root", "proc_root"):
             value = getattr(self, name)
             if not value.startswith("/"):
                 raise SettingsError(f"{_camel(name)} {value!r} is not an absolute path")
 
+        self._check_health()
         for name in ("dev_root", "host_dev_root"):
             value = getattr(self, name)
             if value and not (value.startswith("/") and value.rstrip("/").endswith("/dev")):
                 raise SettingsError(f"{_camel(name)} {value!r} is not an absolute path that ends in /dev")
+
+    def _check_health(self) -> None:
+        for code in listed(self.ignore_xids):
+            if not (code.isascii() and code.isdigit()):
+                raise SettingsError(f"ignoreXids {self.ignore_xids!r}: {code!r} is not the number of an XID")
+        if self.ignore_causes:
+            from driver.health.findings import CAUSES
+
+            for cause in listed(self.ignore_causes):
+                if cause not in CAUSES:
+                    raise SettingsError(f"ignoreCauses: {cause!r} is none of {', '.join(CAUSES)}")
+        if self.evict not in {"never", "fatal", "device"}:
+            raise SettingsError(f"evict {self.evict!r} is none of never, fatal, device")
+        if 0 < self.journal_bytes < 64 * 1024:
+            raise SettingsError(f"journalBytes {self.journal_bytes} is too little: at least 65536, or 0 for no journal")
+        if self.webhook_url and not self.webhook_url.startswith(("https://", "http://")):
+            raise SettingsError("webhookUrl is not an http or https URL")
 
     @property
     def state_dir(self) -> Path:
@@ -128,6 +184,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def host_driver_path(self) -> Path:
         """The driver root, as the container runtime sees it."""
         return Path(self.host_driver_root or self.driver_root)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a setting that is a list separated by commas."""
+    return tuple(word for part in text.split(",") if (word := part.strip()))
 
 
 def _camel(name: str) -> str:

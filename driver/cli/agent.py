@@ -74,6 +74,30 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "prepare_wait_seconds": "how long a claim waits for the first reading of the node, or for a GPU whose former "
         "claim is still being undone, before the kubelet is told to come again (default: 20, 0: not at all)",
     },
+    "partitions": {
+        "mig": "off: whole GPUs only; static: MIG devices that somebody makes on the node are handed out; dynamic: "
+        "they are made for claims and destroyed with them, where the API server keeps counters (default: static)",
+        "device_order": "pack: partitions fill one GPU after the other; spread: all GPUs alike (default: pack)",
+    },
+    "health": {
+        "health_seconds": "how often the GPUs' health is probed (default: 10)",
+        "health_recovery_seconds": "for how long a GPU must be well before a fault counts as passed (default: 120)",
+        "ignore_xids": "XIDs that decide nothing, as 13,31 (default: none beyond those of applications)",
+        "ignore_causes": "causes that decide nothing, as thermal-slowdown,pcie-degraded (docs/health.md; default: none)",
+        "ignore_devices": "GPUs whose faults decide nothing: device names, PCI addresses or UUIDs (default: none)",
+        "evict": "never, fatal or device: from which severity on a taint evicts pods (default: never)",
+        "degraded_taints": "true: keep new pods also from GPUs that only work less well (default: false)",
+    },
+    "claims": {
+        "reconcile_seconds": "how often the API server is asked whether prepared claims still exist (default: 300)",
+        "idle_seconds": "after how long without use a claim's device counts as idle (default: 600)",
+        "metadata_versions": "versions of the devices' metadata that containers get, as v1beta1 (default: none)",
+    },
+    "the journal": {
+        "journal_bytes": "how much the journal may hold, in bytes; 0: no journal (default: 16 MiB)",
+        "webhook_url": "where chosen records are posted as Slack-compatible JSON (default: nowhere)",
+        "webhook_kinds": "kinds of records that are posted (default: device.health,node.driver,claim.error)",
+    },
     "watching the agent": {
         "metrics_port": "port of /metrics; 0: a free one, -1: none (default: 8080)",
         "metrics_address": "address of /metrics and of the health service (default: all)",

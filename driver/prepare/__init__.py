@@ -7,6 +7,9 @@ from driver.prepare.devices import DeviceNodeReader, DeviceNodes, NodeStatus
 from driver.prepare.edits import CommonEdits, EditsSource, HostEdits
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.hostpaths import DriverRoot
+from driver.prepare.miglook import MigDoor
+from driver.prepare.migstep import MigStep
+from driver.prepare.partition import Origin
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 from driver.prepare.recovery import Recovery
 from driver.prepare.session import read_boot_id
@@ -25,7 +28,10 @@ __all__ = [
     "DriverRoot",
     "EditsSource",
     "HostEdits",
+    "MigDoor",
+    "MigStep",
     "NodeStatus",
+    "Origin",
     "PatientPreparer",
     "Phase",
     "PreparedDevice",

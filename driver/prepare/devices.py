@@ -46,6 +46,7 @@ class CapabilityReader(Protocol):
 
         Raises:
             OSError: it cannot be looked up.
+            ValueError: what is there is no answer.
         """
 
 
@@ -124,7 +125,7 @@ class DeviceNodes:
             return False
         try:
             return self._capabilities(gpu.minor, gpu_instance, compute_instance) is not None
-        except OSError:
+        except (OSError, ValueError):
             return False
 
     def _of_minor(self, minor: int) -> CdiDeviceNode:
@@ -139,9 +140,9 @@ class DeviceNodes:
         access = f"/proc/driver/nvidia/capabilities/gpu{minor}/mig/gi{gpu_instance}{inner}/access"
         try:
             number = self._capabilities(minor, gpu_instance, compute_instance)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ClaimError(
-                f"cannot read {access}: {error.strerror}; check that the host's /proc is visible to the agent",
+                f"cannot read {access}: {error}; check that the host's /proc is visible to the agent",
                 Reason.DEVICE_NOT_READY,
             ) from error
         if number is None:

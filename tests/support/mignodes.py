@@ -1,0 +1,159 @@
+"""A driver on a mock node that MIG divides: its claims are prepared by the real steps over the look-alike library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from driver.model import Gpu, MigSupport, NodeInventory
+from driver.names import partition_name
+from driver.node import NodePaths, NodeReader
+from driver.prepare import ClaimError, ClaimRef, CommonEdits, DeviceNodes, Preparer, read_boot_id
+from driver.prepare.cdi import CdiMount, ContainerEdits
+from driver.prepare.miglook import MigDoor
+from driver.prepare.migstep import MigStep
+from native.capabilities import capability_minor
+from native.devnodes import read_node
+from native.mock import MockNode
+
+DRIVER = "gpu.nvidia.com"
+POOL = "node-a/gpu.nvidia.com"
+
+
+class OneLibrary:
+    """Common edits that every driver has."""
+
+    def common(self, driver_version: str | None) -> CommonEdits:
+        return CommonEdits(ContainerEdits(mounts=(CdiMount("/usr/lib/libcuda.so.1", "/usr/lib/libcuda.so.1"),)), "one")
+
+
+def nothing(point: str) -> None:
+    """Pass every crash point."""
+
+
+@dataclass
+class MigNode:
+    """A mock node with a driver process, which may be started again over the same state."""
+
+    node: MockNode
+    base: Path
+    mig: MigSupport = MigSupport.DYNAMIC
+    faults: Callable[[str], None] = nothing
+    boot: str | None = None
+    seen: NodeInventory | None = None
+    """The inventory that the driver works with: as of the last ``read``."""
+    reader: NodeReader = field(init=False)
+    preparer: Preparer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.node.activate()
+        self.start()
+
+    def start(self) -> Preparer:
+        """A driver process that starts now, without a look at the node."""
+        paths = NodePaths(self.node.root, self.node.root / "sys", self.node.root / "proc", self.node.library)
+        self.reader = NodeReader(paths, mig=self.mig is MigSupport.DYNAMIC)
+        nodes = DeviceNodes(
+            lambda path: read_node(self.node.root, path),
+            require_devices=False,
+            capabilities=lambda *ids: capability_minor(self.node.root / "proc", *ids),
+        )
+        door = MigDoor(lambda: self.reader.session, 20.0)
+        steps = [MigStep(door, nodes, self.boot_id, lambda point: self.faults(point))]
+        self.preparer = Preparer(
+            DRIVER,
+            POOL,
+            self.base / "state",
+            self.base / "cdi",
+            lambda: self.seen,
+            edits=OneLibrary(),
+            nodes=nodes,
+            steps=steps if self.mig is MigSupport.DYNAMIC else (),
+            mig=self.mig,
+            boot_id=self.boot_id,
+            faults=lambda point: self.faults(point),
+            patience=10.0,
+        )
+        return self.preparer
+
+    def boot_id(self) -> str | None:
+        return self.boot or read_boot_id(self.node.root / "proc")
+
+    def read(self) -> NodeInventory:
+        """Look at the node, as the rescan does."""
+        self.seen = self.reader.read()
+        return self.seen
+
+    def reboot(self) -> None:
+        """Nothing of the CDI folder and of MIG is left, and the boot id is another."""
+        for path in (self.base / "cdi").glob("*"):
+            path.unlink()
+        self.node.reload_driver()
+        self.boot = f"{self.boot_id()}'"
+
+    def gpu(self, index: int = 0) -> Gpu:
+        """As the driver sees it."""
+        return (self.seen or self.read()).gpus[index]
+
+    def name(self, profile: str, start: int, index: int = 0) -> str:
+        """The device name of a partition by NVIDIA's name of its profile."""
+        gpu = self.gpu(index)
+        found = next(one for one in gpu.mig_profiles if one.name == profile)
+        return partition_name(gpu.name, found.name, found.profile_id, start)
+
+    def prepare(self, uid: str, *devices: str, **result: Any) -> Any:
+        """Prepare a claim of these devices; an answer of the Preparer's."""
+        return self.preparer.prepare({uid: claim(uid, *devices, **result)})[uid]
+
+    def prepared(self, uid: str, *devices: str, **result: Any) -> Sequence[Any]:
+        """The same, which must succeed."""
+        answer = self.prepare(uid, *devices, **result)
+        assert not isinstance(answer, ClaimError), answer
+        assert isinstance(answer, tuple)
+        return answer
+
+    def refused(self, uid: str, *devices: str, **result: Any) -> ClaimError:
+        """The same, which must fail."""
+        answer = self.prepare(uid, *devices, **result)
+        assert isinstance(answer, ClaimError), answer
+        return answer
+
+    def unprepare(self, uid: str) -> ClaimError | None:
+        return self.preparer.unprepare([ClaimRef("ns", f"claim-{uid}", uid)])[uid]
+
+    def instances(self, index: int = 0) -> list[tuple[str, int]]:
+        """(profile, start) of what stands on a GPU, by place."""
+        found = self.node.instances(self.node.profile.gpus[index].address)
+        return sorted(((one.profile, one.start) for one in found), key=lambda one: (one[1], one[0]))
+
+    def mode(self, index: int = 0) -> tuple[int, int]:
+        """(current, pending) MIG mode."""
+        address = self.node.profile.gpus[index].address
+        return self.node.number(address, "mig_current"), self.node.number(address, "mig_pending")
+
+    def spec(self, uid: str) -> Path:
+        return self.base / "cdi" / f"{DRIVER}-claim_{uid}.json"
+
+    def nothing_left(self) -> None:
+        """No instance, no file, no record, no mode."""
+        for index in range(len(self.node.profile.gpus)):
+            assert self.instances(index) == []
+            assert self.mode(index) == (0, 0)
+        assert list((self.base / "cdi").glob("*")) == []
+        assert self.preparer.prepared() == ()
+
+
+def claim(uid: str, *devices: str, **changes: Any) -> dict[str, Any]:
+    """An allocated ResourceClaim."""
+    results = [
+        {"request": f"r{number}", "driver": DRIVER, "pool": POOL, "device": device, **changes}
+        for number, device in enumerate(devices)
+    ]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"namespace": "ns", "name": f"claim-{uid}", "uid": uid},
+        "status": {"allocation": {"devices": {"results": results, "config": []}}},
+    }
