@@ -47,6 +47,8 @@ class AllocationResult(msgspec.Struct, frozen=True):
     admin_access: bool
     path: str
     """Where it stands in the document, for messages."""
+    consumed: tuple[tuple[str, str], ...] = ()
+    """(capacity, quantity) of a share: what the scheduler counts as used by it."""
 
     @property
     def base_request(self) -> str:
@@ -187,6 +189,7 @@ def _read_results(
 def _read_result(entry: Cursor, pool: str) -> AllocationResult:
     share = entry.find("shareID")
     admin = entry.find("adminAccess")
+    consumed = entry.find("consumedCapacity")
     return AllocationResult(
         request=_matching(entry.get("request"), _is_request, "a request name"),
         device=_matching(entry.get("device"), lambda text: _LABEL.match(text) is not None, "a device name"),
@@ -196,7 +199,14 @@ def _read_result(entry: Cursor, pool: str) -> AllocationResult:
         else _matching(share, lambda text: _SHARE.match(text) is not None, "a lower-case UUID"),
         admin_access=admin is not None and admin.boolean(),
         path=entry.path,
+        consumed=tuple((key, _quantity(value)) for key, value in consumed.members()) if consumed else (),
     )
+
+
+def _quantity(cursor: Cursor) -> str:
+    """Quantities are strings, but a whole number may stand without quotes."""
+    value = cursor.value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else cursor.text()
 
 
 def _read_configs(root: Cursor, devices: Cursor, driver_name: str) -> tuple[OpaqueConfig, ...]:

@@ -58,14 +58,15 @@ def build_spec(
 
 def _variable(record: DeviceRecord) -> str:
     prefix = "GPUDRA_ADMIN_DEVICE" if record.admin_access else "GPUDRA_DEVICE"
-    return f"{prefix}_{_env_word(record.device)}={record.uuid}"
+    return f"{prefix}_{env_word(record.device)}={record.uuid}"
 
 
 def _claim_variable(ref: ClaimRef) -> str:
-    return f"GPUDRA_CLAIM_{_env_word(ref.uid)}={ref.namespace}/{ref.name}"
+    return f"GPUDRA_CLAIM_{env_word(ref.uid)}={ref.namespace}/{ref.name}"
 
 
-def _env_word(text: str) -> str:
+def env_word(text: str) -> str:
+    """The text as a part of a variable's name: ``gpu-0000-1b-00-0`` is ``GPU_0000_1B_00_0``."""
     return re.sub(r"[^A-Z0-9]", "_", text.upper())
 
 

@@ -1,0 +1,301 @@
+"""MPS control daemons of a node: started, found again, watched, restarted, ended.
+
+A daemon is a child of this process. In a pod it dies with the pod and is started again from the claim's record; without
+a pod it outlives the agent, and the next one finds it by its socket and takes it over.
+Source: nvidia-cuda-mps-control(1); NVIDIA's "Multi-Process Service", chapter "Common Tasks".
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from driver.prepare.sharing.process import DaemonError, DaemonFolders, DaemonProcess, Launcher, adopt
+from native.commands import CommandError, Deadline, DriverPrograms
+
+log = logging.getLogger(__name__)
+
+PROGRAM: Final = "nvidia-cuda-mps-control"
+_ID = re.compile(r"\A[0-9a-f]{12}\Z")
+_QUIT_SECONDS: Final = 2
+"""How long running programs get before their servers are ended: the pods are gone when a claim is unprepared."""
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+_RESTART_SECONDS: Final = 10.0
+_LIMIT = re.compile(r"(\d+)\s*([GM])", re.IGNORECASE)
+
+__all__ = ["DaemonError", "DaemonFolders", "DaemonSettings", "MpsDaemons"]
+
+
+class DaemonSettings(msgspec.Struct, frozen=True):
+    """All that makes a daemon what it is: enough to start it again."""
+
+    id: str
+    uuids: tuple[str, ...]
+    """The GPUs or MIG devices that it serves, in the order in which CUDA numbers them."""
+    percentage: int | None = None
+    limits: tuple[tuple[str, int], ...] = ()
+    """(UUID, MiB)."""
+    multi_user: bool = False
+    claim: str = ""
+    """For messages."""
+
+
+class MpsDaemons:
+    """The daemons below one folder. Safe to use from several threads.
+
+    Args:
+        programs: of the driver root.
+        folder: holds a folder per daemon; the host has it at the same path.
+        private_shm: whether a daemon gets a /dev/shm of its own, as its clients do (needs CAP_SYS_ADMIN); without one
+            CUDA programs cannot meet it.
+    """
+
+    def __init__(self, programs: DriverPrograms, folder: Path, *, private_shm: bool = True) -> None:
+        self._programs = programs
+        self._folder = folder
+        self._private_shm = private_shm
+        self._lock = threading.Lock()
+        self._watched: dict[str, _Watch] = {}
+
+    def folders(self, daemon: str) -> DaemonFolders:
+        """Where a daemon's files are.
+
+        Raises:
+            DaemonError: that is no id of a daemon.
+        """
+        if _ID.match(daemon) is None:
+            raise DaemonError(f"{daemon[:64]!a} is no id of a daemon")
+        return DaemonFolders(self._folder / daemon)
+
+    def start(self, settings: DaemonSettings, deadline: Deadline) -> None:
+        """Have a daemon that answers and has these settings, started now or before.
+
+        Raises:
+            DaemonError: it did not come up in time, or refuses a setting.
+        """
+        with self._lock:
+            watch = self._watched.get(settings.id)
+        if watch is not None and watch.alive:
+            self._apply(settings, self.folders(settings.id), deadline)
+            watch.settings = settings
+            return
+        process = self._obtain(settings, deadline)
+        watch = _Watch(settings, process, lambda wanted: self._obtain(wanted, Deadline(_RESTART_SECONDS)))
+        with self._lock:
+            self._watched[settings.id] = watch
+        watch.begin()
+
+    def runs(self, daemon: str) -> bool:
+        """Whether the daemon runs and is watched here; it answered when that began."""
+        with self._lock:
+            watch = self._watched.get(daemon)
+        return watch is not None and watch.alive
+
+    def stop(self, daemon: str, deadline: Deadline) -> None:
+        """End a daemon and its servers, and remove its files. One that does not run is a success.
+
+        Raises:
+            DaemonError: it cannot be ended, or its files cannot be removed.
+        """
+        folders = self.folders(daemon)
+        with self._lock:
+            watch = self._watched.pop(daemon, None)
+        process = watch.process if watch is not None else adopt(folders.pid_file)
+        if watch is not None:
+            watch.stopping.set()
+        if process is not None and process.alive:
+            self._quit(folders, deadline)
+            if not process.end(max(deadline.left, 0.5)):
+                raise DaemonError(f"control daemon {process.pid} cannot be ended; it may hang on its GPU")
+        if watch is not None:
+            watch.join(max(deadline.left, 0.5))
+        try:
+            shutil.rmtree(folders.base)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise DaemonError(f"{error.filename} cannot be removed: {error.strerror}") from error
+
+    def sweep(self, wanted: frozenset[str]) -> tuple[str, ...]:
+        """End daemons and remove folders of claims that nobody knows any more; gives their ids."""
+        try:
+            present = {entry.name for entry in self._folder.iterdir()}
+        except FileNotFoundError:
+            return ()
+        gone = []
+        for daemon in sorted(name for name in present - wanted if _ID.match(name)):
+            try:
+                self.stop(daemon, Deadline(_RESTART_SECONDS))
+            except DaemonError as error:
+                log.warning("MPS control daemon %s of no claim: %s", daemon, error)
+            else:
+                gone.append(daemon)
+        return tuple(gone)
+
+    def detach(self) -> None:
+        """Start no daemon again from now on; those that run go on running."""
+        with self._lock:
+            watched, self._watched = self._watched, {}
+        for watch in watched.values():
+            watch.stopping.set()
+
+    def _launch(self, settings: DaemonSettings, deadline: Deadline) -> DaemonProcess:
+        folders = self.folders(settings.id)
+        arguments = ["-f", *(["-M"] if settings.multi_user else [])]
+        environment = {**folders.environment, "CUDA_VISIBLE_DEVICES": ",".join(settings.uuids)}
+        try:
+            launcher = Launcher(self._programs.find(PROGRAM), self._programs.environment(environment))
+        except CommandError as error:
+            raise DaemonError(str(error)) from error
+        return launcher.start(arguments, folders, private_shm=self._private_shm)
+
+    def _obtain(self, settings: DaemonSettings, deadline: Deadline) -> DaemonProcess:
+        """A daemon that answers and has the settings: the one that runs already, or a new one."""
+        folders = self.folders(settings.id)
+        folders.make()
+        process = adopt(folders.pid_file) if self._asked(folders, deadline) else None
+        found = process is not None
+        if process is None:
+            process = self._launch(settings, deadline)
+        try:
+            process = self._ready(folders, process, deadline)
+            self._apply(settings, folders, deadline)
+        except DaemonError:
+            if not found:
+                process.end(0.0)
+            raise
+        log.info(
+            "MPS control daemon %d of claim %s %s", process.pid, settings.claim, "was found" if found else "answers"
+        )
+        return process
+
+    def _ready(self, folders: DaemonFolders, process: DaemonProcess, deadline: Deadline) -> DaemonProcess:
+        """Wait until the daemon answers; gives the process that does."""
+        while not self._asked(folders, deadline):
+            if process.wait(min(0.05, deadline.left)):
+                raise DaemonError(f"the control daemon ended at once{folders.last_words()}")
+            if deadline.left <= 0:
+                raise DaemonError(f"the control daemon does not answer in time{folders.last_words()}")
+        # Two agents during an update may both start one; the lock in the pipe folder lets one of them in.
+        return process if process.alive else adopt(folders.pid_file) or process
+
+    def _asked(self, folders: DaemonFolders, deadline: Deadline) -> bool:
+        """Whether somebody answers on the socket."""
+        if not folders.socket.exists():
+            return False
+        try:
+            self._command(folders, ["get_server_list"], deadline)
+        except DaemonError:
+            return False
+        return True
+
+    def _apply(self, settings: DaemonSettings, folders: DaemonFolders, deadline: Deadline) -> None:
+        """Set the defaults of servers that start from now on, and read them back."""
+        if settings.percentage is not None:
+            self._command(folders, [f"set_default_active_thread_percentage {settings.percentage}"], deadline)
+            found = self._command(folders, ["get_default_active_thread_percentage"], deadline)
+            if not _is_percentage(found, settings.percentage):
+                raise DaemonError(f"the thread percentage was set to {settings.percentage}, the daemon says: {found}")
+        for uuid, mib in settings.limits:
+            answer = self._command(folders, [f"set_default_device_pinned_mem_limit {uuid} {mib}M"], deadline)
+            found = self._command(folders, [f"get_default_device_pinned_mem_limit {uuid}"], deadline)
+            if not _is_limit(found, mib):
+                raise DaemonError(f"the memory limit of {uuid} was set to {mib}M, the daemon says: {answer} {found}")
+
+    def _command(self, folders: DaemonFolders, lines: list[str], deadline: Deadline) -> str:
+        try:
+            done = self._programs.run(
+                PROGRAM, [], seconds=deadline.left, stdin="\n".join(lines) + "\n", environment=folders.environment
+            )
+        except CommandError as error:
+            raise DaemonError(str(error)) from error
+        if done.code != 0:
+            raise DaemonError(f"{lines[0]} failed: {' '.join(done.output.split())}")
+        return " ".join(done.output.split())
+
+    def _quit(self, folders: DaemonFolders, deadline: Deadline) -> None:
+        try:
+            self._command(folders, [f"quit -t {_QUIT_SECONDS}"], deadline)
+        except DaemonError as error:
+            log.info("control daemon of %s does not quit by itself: %s", folders.base.name, error)
+
+
+class _Watch:
+    """Waits for a daemon's end in a thread, and starts it again, with pauses that grow while it keeps ending."""
+
+    def __init__(
+        self, settings: DaemonSettings, process: DaemonProcess, obtain: Callable[[DaemonSettings], DaemonProcess]
+    ) -> None:
+        self.settings = settings
+        self.process = process
+        self.stopping = threading.Event()
+        self._obtain = obtain
+        self._thread = threading.Thread(target=self._run, name=f"mps-{settings.id}", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return not self.stopping.is_set() and self.process.alive
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            begun = time.monotonic()
+            self.process.wait(None)
+            if time.monotonic() - begun > _LONGEST_PAUSE:
+                pause = _FIRST_PAUSE
+            process: DaemonProcess | None = None
+            while process is None:
+                if self.stopping.is_set():
+                    return
+                log.warning(
+                    "the MPS control daemon of claim %s ended (%s); it is started again in %g s, and running CUDA "
+                    "programs of the claim fail",
+                    self.settings.claim,
+                    self.process.end_shown,
+                    pause,
+                )
+                if self.stopping.wait(pause):
+                    return
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                process = self._again()
+            self.process = process
+            if self.stopping.is_set():
+                process.end(1.0)
+
+    def _again(self) -> DaemonProcess | None:
+        try:
+            return self._obtain(self.settings)
+        except DaemonError as error:
+            log.warning("the MPS control daemon of claim %s does not start: %s", self.settings.claim, error)
+            return None
+
+
+def _is_percentage(answer: str, wanted: int) -> bool:
+    try:
+        return abs(float(answer.rsplit(maxsplit=1)[-1].rstrip("%")) - wanted) < 1
+    except (ValueError, IndexError):
+        return False
+
+
+def _is_limit(answer: str, wanted: int) -> bool:
+    """Some drivers show a limit above 1 GiB in whole GiB, rounded down."""
+    match = _LIMIT.search(answer)
+    if match is None:
+        return False
+    number = int(match[1])
+    return number == wanted if match[2].upper() == "M" else number == wanted // 1024

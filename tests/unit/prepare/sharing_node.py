@@ -1,0 +1,149 @@
+"""A node whose GPUs can be shared: nvidia-smi and the MPS daemons in memory, with faults that tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from driver.model import NodeInventory
+from driver.prepare import ClaimError, DeviceNodes, PreparedDevice, Preparer
+from driver.prepare.sharing import DaemonSettings, MpsStep, SharingRulesStep, TimeSliceStep
+from driver.prepare.sharing.process import DaemonError, DaemonFolders
+from driver.prepare.sharing.shares import ShareStep
+from driver.prepare.steps import Step
+from native.commands import CommandError, Deadline
+from native.smi import ComputeMode
+from tests.unit.prepare.prepare_node import DRIVER, POOL, FakeNode, config, gpu, gpu_config, result
+
+SHARES = tuple(f"{index:08x}-0f3a-4b6d-9a6e-0d6f1f0c2a11" for index in range(8))
+
+
+class FakeSmi:
+    """Settings by UUID; every call is counted."""
+
+    def __init__(self) -> None:
+        self.slices: dict[str, int] = {}
+        self.modes: dict[str, ComputeMode] = {}
+        self.calls: list[str] = []
+        self.faults: dict[str, CommandError] = {}
+        """Name of the call -> what it raises."""
+        self.deaf = False
+        """Takes a time slice and does not keep it."""
+
+    def set_time_slice(self, uuid: str, level: int, deadline: Deadline) -> None:
+        self._called(f"slice {level}", "slice")
+        if not self.deaf:
+            self.slices[uuid] = level
+
+    def time_slice(self, uuid: str, deadline: Deadline) -> int | None:
+        self._called("read slice", "read")
+        return self.slices.get(uuid, 0)
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode, deadline: Deadline) -> None:
+        self._called(f"mode {mode}", "mode")
+        self.modes[uuid] = mode
+
+    def compute_mode(self, uuid: str, deadline: Deadline) -> ComputeMode:
+        self._called("read mode", "read")
+        return self.modes.get(uuid, ComputeMode.DEFAULT)
+
+    def _called(self, shown: str, name: str) -> None:
+        self.calls.append(shown)
+        if name in self.faults:
+            raise self.faults[name]
+
+
+class FakeDaemons:
+    """MPS daemons that are only remembered."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.running: dict[str, DaemonSettings] = {}
+        self.starts = 0
+        self.fault: DaemonError | None = None
+
+    def folders(self, daemon: str) -> DaemonFolders:
+        return DaemonFolders(self.base / daemon)
+
+    def start(self, settings: DaemonSettings, deadline: Deadline) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.starts += settings.id not in self.running
+        self.running[settings.id] = settings
+
+    def runs(self, daemon: str) -> bool:
+        return daemon in self.running
+
+    def stop(self, daemon: str, deadline: Deadline) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.running.pop(daemon, None)
+
+
+@dataclass
+class SharingNode(FakeNode):
+    """Eight GPUs, of which all may be shared in four."""
+
+    smi: FakeSmi = field(default_factory=FakeSmi)
+    shares: Callable[[str, NodeInventory], int | None] = lambda _device, _inventory: 4
+
+    def __post_init__(self) -> None:
+        self.daemons = FakeDaemons(self.base / "mps")
+
+    def steps(self) -> Sequence[Step]:
+        smi: Any = self.smi
+        daemons: Any = self.daemons
+        return (ShareStep(self.shares), MpsStep(smi, daemons), TimeSliceStep(smi), SharingRulesStep())
+
+    def start(self, patience: float = 10.0) -> Preparer:
+        return Preparer(
+            DRIVER,
+            POOL,
+            self.state_dir,
+            self.cdi_dir,
+            self.inventory,
+            edits=self.edits,
+            nodes=DeviceNodes(self.nodes),
+            steps=self.steps(),
+            boot_id=lambda: self.boot,
+            faults=lambda point: self.faults(point),
+            patience=patience,
+        )
+
+
+def uuid(index: int) -> str:
+    return gpu(index).uuid or ""
+
+
+def slicing(interval: str | None = None, **entry: Any) -> dict[str, Any]:
+    """A configuration entry for time slices."""
+    sharing: dict[str, Any] = {"strategy": "TimeSlicing"}
+    if interval is not None:
+        sharing["timeSlicingConfig"] = {"interval": interval}
+    return config(gpu_config(sharing=sharing), **entry)
+
+
+def mps(entry: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A configuration entry for MPS."""
+    return config(gpu_config(sharing={"strategy": "MPS", "mpsConfig": fields}), **(entry or {}))
+
+
+def share(index: int, number: int, request: str = "gpu", **consumed: str) -> dict[str, Any]:
+    """An allocation result for a share of GPU ``index``."""
+    return result(index, request, shareID=SHARES[number], consumedCapacity=consumed)
+
+
+def prepare(preparer: Preparer, document: dict[str, Any]) -> tuple[PreparedDevice, ...]:
+    uid = document["metadata"]["uid"]
+    answer = preparer.prepare({uid: document})[uid]
+    assert not isinstance(answer, ClaimError), answer
+    return answer
+
+
+def refusal(preparer: Preparer, document: dict[str, Any]) -> ClaimError:
+    uid = document["metadata"]["uid"]
+    answer = preparer.prepare({uid: document})[uid]
+    assert isinstance(answer, ClaimError)
+    return answer
