@@ -617,8 +617,14 @@ states = st.dictionaries(st.sampled_from(["one", "two"]), st.lists(names, min_si
 edits = st.sampled_from(
     ["delete one", "delete all", "edit", "generation", "duplicate", "break watch", "expire", "node"]
 )
+troubles = st.sampled_from(["fail", "lose answers", "restart"])
 steps = st.lists(
-    st.one_of(states.map(lambda state: ("want", state)), edits.map(lambda edit: ("edit", edit))), max_size=6
+    st.one_of(
+        states.map(lambda state: ("want", state)),
+        edits.map(lambda edit: ("edit", edit)),
+        troubles.map(lambda trouble: ("trouble", trouble)),
+    ),
+    max_size=7,
 )
 
 
@@ -656,7 +662,9 @@ def disturb_slice(bench: Any, edit: str, stored: dict[str, Any]) -> None:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=steps, last=states)
-def test_any_sequence_of_states_and_foreign_edits_converges(bench_class: Any, steps: Any, last: Any) -> None:
+def test_any_sequence_of_states_foreign_edits_failures_and_restarts_converges(
+    bench_class: Any, steps: Any, last: Any
+) -> None:
     def resources(state: dict[str, list[list[str]]]) -> DriverResources:
         """Names are made unique in their pool; every slice has at least one device of its own."""
         return DriverResources(
@@ -676,8 +684,16 @@ def test_any_sequence_of_states_and_foreign_edits_converges(bench_class: Any, st
         for kind, what in steps:
             if kind == "want":
                 publisher.update(resources(what))
-            else:
+            elif kind == "edit":
                 disturb(bench, what)
+            elif what == "fail":
+                server.faults.fail(500, "InternalError", path="/resourceslices", times=2)
+            elif what == "lose answers":
+                server.faults.lose_answers(times=2)
+            else:  # another instance goes on where this one was
+                publisher.stop()
+                publisher = bench.publisher(repair_delay=0.005)
+        server.faults.clear()
         wanted = resources(last)
         publisher.update(wanted)
         try:
