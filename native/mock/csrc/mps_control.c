@@ -103,7 +103,7 @@ static int front_end(const struct mps_daemon *daemon)
 static int usage(FILE *stream, int status)
 {
     fprintf(stream, "nvidia-cuda-mps-control of the gpudra mock\n\n"
-                    "  nvidia-cuda-mps-control -d | -f [-multiuser-server]   the daemon, in the background or not\n"
+                    "  nvidia-cuda-mps-control -d | -f [-M | -multiuser-server]   the daemon, in the background or not\n"
                     "  nvidia-cuda-mps-control                               commands from stdin, one a line\n\n"
                     "  CUDA_MPS_PIPE_DIRECTORY (/tmp/nvidia-mps), CUDA_MPS_LOG_DIRECTORY (/var/log/nvidia-mps),\n"
                     "  CUDA_VISIBLE_DEVICES\n");
@@ -127,7 +127,7 @@ int main(int argc, char **argv)
             start = background = true;
         else if (strcmp(argv[i], "-f") == 0)
             start = true;
-        else if (strcmp(argv[i], "-multiuser-server") == 0)
+        else if (strcmp(argv[i], "-multiuser-server") == 0 || strcmp(argv[i], "-M") == 0)
             daemon.multiuser = true;
         else
             return usage(stderr, 1);
