@@ -43,7 +43,19 @@ CORE: Final = (
     "health",
 )
 PROGRAMS: Final = {
-    "nvidia-smi": ("programs", "smi", "smi_mig", "smi_mig_list", "smi_query", "smi_set", "smi_topo", "smi_xml"),
+    "nvidia-smi": (
+        "programs",
+        "smi",
+        "smi_mig",
+        "smi_mig_list",
+        "smi_monitor",
+        "smi_query",
+        "smi_set",
+        "smi_text",
+        "smi_topo",
+        "smi_tree",
+        "smi_xml",
+    ),
     "nvidia-cuda-mps-control": ("programs", "mps_control", "mps_commands", "mps_daemon", "mps_server"),
 }
 """Static programs of the node: name -> sources beside the core."""

@@ -52,7 +52,7 @@ def test_versions_are_told(node_of: Node) -> None:
 
 def test_an_unknown_option_is_refused_with_the_usage(node_of: Node) -> None:
     assert smi(node_of("t4"), "--help").returncode == 0
-    for arguments in (("-q",), ("-L", "-x")):
+    for arguments in (("-z",), ("-L", "-x")):
         done = smi(node_of("t4"), *arguments)
         assert (done.returncode, "--list-gpus" in done.stderr) == (2, True)
 

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -107,6 +108,27 @@ static void show_instance(const struct mock_gi *instance, const char *folder, un
         show(folder, minor, false);
 }
 
+static unsigned int gi_minor(const struct mock_gpu *gpu, unsigned int gi)
+{
+    return 3 + 135 * (unsigned int)gpu->minor + 9 * gi;
+}
+
+static bool has_node(const char *dev, unsigned int minor)
+{
+    char path[PATH_MAX];
+    return (size_t)snprintf(path, sizeof(path), "%s/nvidia-caps/nvidia-cap%u", dev, minor) < sizeof(path) &&
+           exists(path);
+}
+
+/* In a container a MIG device is there for those who may open the nodes of both its instances. */
+bool mock_may_open(const struct mock_gpu *gpu, unsigned int gi, unsigned int ci)
+{
+    const char *dev = getenv("GPUDRA_MOCK_DEV");
+    if (dev == NULL || *dev == '\0' || gpu->minor < 0)
+        return true;
+    return has_node(dev, gi_minor(gpu, gi)) && has_node(dev, gi_minor(gpu, gi) + 1 + ci);
+}
+
 void mock_show_capabilities(unsigned int position)
 {
     const struct mock_gpu *gpu = mock_gpu(mock_device_at(position));
@@ -120,5 +142,5 @@ void mock_show_capabilities(unsigned int position)
         return;
     for (unsigned int gi = 0; gi < MOCK_GI_IDS; ++gi)
         if ((size_t)snprintf(folder, sizeof(folder), "%s/gi%u", parent, gi) < sizeof(folder))
-            show_instance(&gpu->gis[gi], folder, 3 + 135 * (unsigned int)gpu->minor + 9 * gi);
+            show_instance(&gpu->gis[gi], folder, gi_minor(gpu, gi));
 }

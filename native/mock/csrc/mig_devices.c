@@ -135,7 +135,7 @@ nvmlReturn_t impl_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsig
         return NVML_ERROR_NOT_SUPPORTED;
     if (index >= (unsigned int)gpu->mig_compute_slices)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (gpu->mig_current == 0 || !mock_find_mig(gpu, index, &gi, &ci))
+    if (gpu->mig_current == 0 || !mock_find_mig(gpu, index, &gi, &ci) || !mock_may_open(gpu, gi, ci))
         return NVML_ERROR_NOT_FOUND;
     *migDevice = mock_instance_handle(MOCK_MIG_DEVICE, position, gi, ci);
     return NVML_SUCCESS;

@@ -81,6 +81,7 @@ unsigned int mock_ci_multiprocessors(const struct mock_gpu *gpu, const struct mo
 
 /* capabilities.c: makes /proc/driver/nvidia/capabilities and /dev/nvidia-caps say what instances a GPU has */
 void mock_show_capabilities(unsigned int position);
+bool mock_may_open(const struct mock_gpu *gpu, unsigned int gi, unsigned int ci);
 
 /* Copies a text the way NVML does: INSUFFICIENT_SIZE when the buffer cannot hold it and its NUL. */
 nvmlReturn_t mock_text(const struct mock_text *text, char *out, unsigned int length);

@@ -127,7 +127,9 @@ static int usage(FILE *stream, int status)
             "nvidia-smi of the gpudra mock\n\n"
             "  nvidia-smi                       a summary of the GPUs that this process sees\n"
             "  nvidia-smi -L                    list them and their MIG devices with UUIDs (also --list-gpus)\n"
+            "  nvidia-smi -q [-d MEMORY,...]    everything, or some of it, as text\n"
             "  nvidia-smi -q -x                 everything, as XML\n"
+            "  nvidia-smi dmon [-s pucmet] [-c COUNT] [-d SECONDS]\n"
             "  nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n"
             "  nvidia-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]\n"
             "  nvidia-smi topo -m               how GPUs, NICs and CPUs are connected\n"
@@ -234,6 +236,18 @@ static int take_options(int argc, char **argv, struct smi_options *options)
     return kept;
 }
 
+/* -q, -q -x, -q -d WORD,... */
+static nvmlReturn_t query_long(int argc, char **argv, const struct smi_options *options, bool *understood)
+{
+    if (argc == 1 && (strcmp(argv[0], "-x") == 0 || strcmp(argv[0], "--xml-format") == 0))
+        return smi_xml(options);
+    const char *display = argc == 2 && (strcmp(argv[0], "-d") == 0 || strcmp(argv[0], "--display") == 0) ? argv[1]
+                          : argc == 1 && strncmp(argv[0], "--display=", 10) == 0                         ? argv[0] + 10
+                                                                                                        : NULL;
+    *understood = argc == 0 || (display != NULL && smi_is_display(display));
+    return *understood ? smi_long(options, display) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
 static nvmlReturn_t perform(int argc, char **argv, const struct smi_options *options, bool *understood)
 {
     const char *verb = argc > 0 ? argv[0] : "";
@@ -248,8 +262,10 @@ static nvmlReturn_t perform(int argc, char **argv, const struct smi_options *opt
         return smi_query(options, verb + 12);
     if (argc == 1 && strncmp(verb, "--query-compute-apps=", 21) == 0 && options->format != NULL)
         return smi_query_apps(options, verb + 21);
-    if (argc == 2 && strcmp(verb, "-q") == 0 && strcmp(argv[1], "-x") == 0)
-        return smi_xml(options);
+    if (strcmp(verb, "-q") == 0 || strcmp(verb, "--query") == 0)
+        return query_long(argc - 1, argv + 1, options, understood);
+    if (strcmp(verb, "dmon") == 0)
+        return smi_monitor(argc - 1, argv + 1, options, understood);
     if (argc == 2 && strcmp(verb, "topo") == 0 && strcmp(argv[1], "-m") == 0)
         return smi_topology();
     if (argc >= 2 && strcmp(verb, "mig") == 0)

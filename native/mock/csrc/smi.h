@@ -35,6 +35,9 @@ void smi_list_mig(nvmlDevice_t device);
 nvmlReturn_t smi_query(const struct smi_options *options, const char *fields);
 nvmlReturn_t smi_query_apps(const struct smi_options *options, const char *fields);
 nvmlReturn_t smi_xml(const struct smi_options *options);
+nvmlReturn_t smi_long(const struct smi_options *options, const char *display); /* -q; display is what follows -d, or NULL */
+bool smi_is_display(const char *display);
+nvmlReturn_t smi_monitor(int argc, char **argv, const struct smi_options *options, bool *understood); /* dmon */
 nvmlReturn_t smi_topology(void);
 /* The value of a --query-gpu field without its unit; false for a field that is unknown. */
 bool smi_field(const char *name, unsigned int index, nvmlDevice_t device, char room[TEXT_ROOM], const char **unit);

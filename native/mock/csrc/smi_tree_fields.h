@@ -1,6 +1,6 @@
 /* The elements of a GPU in nvidia-smi -q -x, in the order of a capture of an H100 with driver 580.105.08 (NVIDIA/k8s-test-infra,
  * Apache-2.0). What fills them: "<" and ">" open and close a group, "=" is a constant, "!" a bit of the clocks event reasons,
- * "@" something that smi_xml.c knows, anything else a field of --query-gpu, with a unit after "+" where it has another there. */
+ * "@" something that smi_tree.c knows, anything else a field of --query-gpu, with a unit after "+" where it has another there. */
 static const struct element elements[] = {
     {2, "product_name", "name"},
     {2, "product_brand", "@brand"},
