@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from driver.bridge import own_partitions, with_owners
 from driver.model import Gpu, MigSupport, NodeInventory
 from driver.names import partition_name
 from driver.node import NodePaths, NodeReader
@@ -44,7 +45,7 @@ class MigNode:
     boot: str | None = None
     seen: NodeInventory | None = None
     """The inventory that the driver works with: as of the last ``read``."""
-    reader: NodeReader = field(init=False)
+    reader: NodeReader | None = None
     preparer: Preparer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,14 +54,16 @@ class MigNode:
 
     def start(self) -> Preparer:
         """A driver process that starts now, without a look at the node."""
+        if self.reader is not None:
+            self.reader.close()
         paths = NodePaths(self.node.root, self.node.root / "sys", self.node.root / "proc", self.node.library)
-        self.reader = NodeReader(paths, mig=self.mig is MigSupport.DYNAMIC)
+        reader = self.reader = NodeReader(paths, mig=self.mig is MigSupport.DYNAMIC)
         nodes = DeviceNodes(
             lambda path: read_node(self.node.root, path),
             require_devices=False,
             capabilities=lambda *ids: capability_minor(self.node.root / "proc", *ids),
         )
-        door = MigDoor(lambda: self.reader.session, 20.0)
+        door = MigDoor(lambda: reader.session, 20.0)
         steps = [MigStep(door, nodes, self.boot_id, lambda point: self.faults(point))]
         self.preparer = Preparer(
             DRIVER,
@@ -83,7 +86,9 @@ class MigNode:
 
     def read(self) -> NodeInventory:
         """Look at the node, as the rescan does."""
-        self.seen = self.reader.read()
+        assert self.reader is not None
+        before = own_partitions(self.preparer.prepared())
+        self.seen = with_owners(self.reader.read(), before | own_partitions(self.preparer.prepared()))
         return self.seen
 
     def reboot(self) -> None:
