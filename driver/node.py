@@ -7,6 +7,7 @@ from pathlib import Path
 
 from driver.discovery import DriverUnavailableError
 from driver.inventory import build_inventory
+from driver.inventory.states import NVIDIA_DRIVER
 from driver.model import NodeInventory
 from native.capabilities import instance_minors
 from native.driverroot import find_library
@@ -78,8 +79,10 @@ class NodeReader:
             DriverUnavailableError: there are GPUs, and the driver that could tell about them does not answer.
         """
         host = read_host(self._paths.sys_root, self._paths.proc_root)
-        # Without a PCI tree (WSL) NVML's own enumeration is all there is.
-        addresses = [device.address for device in host.gpus] or None
+        # Without a PCI tree (WSL) NVML's own enumeration is all there is. A GPU that another driver holds (vfio-pci) is
+        # none of NVML's: asking for it would have NVML look for it anew each time.
+        ours = [device.address for device in host.gpus if device.driver in (None, NVIDIA_DRIVER)]
+        addresses = ours if host.gpus else None
         try:
             snapshot = self._session.snapshot(addresses, self._deadline, mig=self._mig)
         except LibraryUnavailableError as err:

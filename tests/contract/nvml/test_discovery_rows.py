@@ -123,3 +123,18 @@ def test_a_board_without_mig_is_published_without_counters(
         assert not document["spec"].get("sharedCounters")
         assert [device for device in document["spec"]["devices"] if device.get("consumesCounters")] == []
     assert len(pool.devices) == len(found.gpus)
+
+
+def test_a_gpu_that_vfio_holds_is_none_of_nvmls(own: Callable[[str], MockNode]) -> None:
+    node = own("dgx-h100")
+    held = node.profile.gpus[2]
+    link = node.root.joinpath("sys/devices", *held.device.path, "driver")
+    link.unlink()
+    link.symlink_to(node.root / "sys/bus/pci/drivers/vfio-pci")
+    node.set_gpu_state(held.address, "silent")  # whoever asks NVML about it does not come back
+
+    found = inventory(node)
+
+    states = {str(gpu.address): (gpu.state, gpu.driver) for gpu in found.gpus}
+    assert states.pop(held.address) == (GpuState.UNBOUND, "vfio-pci")
+    assert set(states.values()) == {(GpuState.READY, "nvidia")}
