@@ -1,1 +1,1 @@
-"""Events and probes -> a verdict for each device -> taints and health reports."""
+"""Events and probes -> findings -> a verdict per device -> taints. Pure, but for the thread that looks (Monitor)."""

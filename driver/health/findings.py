@@ -1,0 +1,182 @@
+"""What is wrong with a GPU, from what was read of it: pure functions from readings to findings.
+
+A finding has a cause, which is a constant, and says by ``gpu_instance`` which partition it is about (None: the whole
+GPU, and so every partition of it: NVML writes 0xFFFFFFFF for that). Two kinds differ in how they end:
+
+* a sight is there as long as each look shows it (lost, hung, a row waiting for its remapping, a hot GPU);
+* an event happened once (XID, poison): it stands until the GPU has proven itself, see ``driver.health.keeper``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from driver.health.xids import Severity, describe
+from driver.model import Gpu, GpuState
+from native.nvml.errors import NvmlReturn, code_name
+from native.nvml.eventtypes import EventType, NvmlEvent
+from native.nvml.healthtypes import GpuHealth
+
+LOST: Final = "lost"
+HANG: Final = "hang"
+UNREADABLE: Final = "unreadable"
+XID: Final = "xid"
+ECC: Final = "ecc"
+ROW_REMAP_PENDING: Final = "row-remap-pending"
+ROW_REMAP_FAILURE: Final = "row-remap-failure"
+REPAIR_PENDING: Final = "repair-pending"
+RECOVERY_ACTION: Final = "recovery-action"
+POISON: Final = "poison"
+UNAVAILABLE: Final = "unavailable"
+UNMONITORED: Final = "unmonitored"
+NVLINK: Final = "nvlink-down"
+PCIE: Final = "pcie-degraded"
+THERMAL: Final = "thermal-slowdown"
+POWER: Final = "power-brake"
+
+CAUSES: Final = (
+    LOST, HANG, UNREADABLE, XID, ECC, ROW_REMAP_PENDING, ROW_REMAP_FAILURE, REPAIR_PENDING, RECOVERY_ACTION, POISON,
+    UNAVAILABLE, UNMONITORED, NVLINK, PCIE, THERMAL, POWER,
+)  # fmt: skip
+"""All causes; what ``healthIgnoreCauses`` may name."""
+
+_HW_THERMAL: Final = 0x40
+_HW_POWER_BRAKE: Final = 0x80
+"""nvmlClocksEventReasonHwThermalSlowdown and ...HwPowerBrakeSlowdown (nvml.h)."""
+
+_ACTIONS: Final = {
+    1: (Severity.FATAL, "reset the GPU (nvidia-smi --gpu-reset)"),
+    2: (Severity.FATAL, "reboot the node"),
+    3: (Severity.DEVICE, "drain the GPUs that talk to it over NVLink, so that P2P can be reset"),
+    4: (Severity.DEVICE, "let its processes end, then reset the GPU"),
+}
+"""nvmlDeviceGpuRecoveryAction_t."""
+
+
+class Finding(msgspec.Struct, frozen=True, order=True):
+    """One thing that is wrong."""
+
+    cause: str
+    severity: Severity
+    message: str
+    """What, and what to do."""
+    xid: int | None = None
+    gpu_instance: int | None = None
+    event: bool = False
+    """It happened once, rather than being seen at each look."""
+
+    @property
+    def key(self) -> tuple[str, int | None, int | None]:
+        """Equal for findings of the same thing."""
+        return self.cause, self.xid, self.gpu_instance
+
+
+def of_event(event: NvmlEvent) -> Finding | None:
+    """What an event that NVML reported by itself says; None: nothing about health."""
+    if event.xid is not None:
+        known = describe(event.xid)
+        message = f"XID {event.xid}: {known.name}; {known.action}"
+        return Finding(XID, known.severity, message, event.xid, event.gpu_instance, event=True)
+    row = _EVENTS.get(event.type)
+    if row is None:
+        return None
+    cause, severity, message = row
+    return Finding(cause, severity, message, gpu_instance=event.gpu_instance, event=True)
+
+
+_EVENTS: Final = {
+    EventType.DOUBLE_BIT_ECC_ERROR: (ECC, Severity.DEVICE, "an uncorrectable ECC error; reset the GPU"),
+    EventType.SINGLE_BIT_ECC_ERROR_STORM: (ECC, Severity.DEGRADED, "a storm of corrected ECC errors; watch the GPU"),
+    EventType.DRAM_RETIREMENT_FAILURE: (ROW_REMAP_FAILURE, Severity.FATAL, "memory could not be retired; replace it"),
+    EventType.NON_FATAL_POISON_ERROR: (POISON, Severity.APPLICATION, "poisoned data was used; restart the application"),
+    EventType.FATAL_POISON_ERROR: (POISON, Severity.FATAL, "poisoned data cannot be contained; reset the GPU"),
+    EventType.GPU_UNAVAILABLE_ERROR: (UNAVAILABLE, Severity.FATAL, "NVML reports the GPU as unavailable; reset it"),
+}
+
+
+def of_gpu(gpu: Gpu, best: Gpu | None) -> tuple[Finding, ...]:
+    """What the snapshot says of a GPU.
+
+    Args:
+        best: the same GPU as it was read at its best in this boot: with its links and its PCIe width.
+    """
+    reason = gpu.reason or f"its state is {gpu.state.value}"
+    if gpu.state is GpuState.LOST:
+        return (Finding(LOST, Severity.FATAL, reason),)
+    if gpu.state is GpuState.WEDGED:
+        return (Finding(HANG, Severity.FATAL, reason),)
+    if gpu.state is GpuState.UNREADABLE:
+        return (Finding(UNREADABLE, Severity.DEVICE, reason),)
+    return () if best is None or gpu.state is not GpuState.READY else tuple(_links(gpu, best))
+
+
+def _links(gpu: Gpu, best: Gpu) -> Iterable[Finding]:
+    up = {link.index for link in gpu.nvlinks if link.active}
+    down = [link.index for link in best.nvlinks if link.active and link.index not in up]
+    if down:
+        names = ", ".join(map(str, down))
+        yield Finding(NVLINK, Severity.DEVICE, f"NVLink {names} was up and is down; drain and reset the GPU")
+    pairs = (
+        ("width", best.pcie_link_width, gpu.pcie_link_width),
+        ("generation", best.pcie_link_generation, gpu.pcie_link_generation),
+    )
+    for word, before, now in pairs:
+        if before is not None and now is not None and now < before:
+            message = f"the PCIe link's {word} is {now}, it was {before}; reseat the board or check the slot"
+            yield Finding(PCIE, Severity.DEGRADED, message)
+            return
+
+
+def of_health(health: GpuHealth) -> tuple[Finding, ...]:
+    """What the probe says."""
+    code = health.codes.get("handle")
+    if code is None:
+        return tuple(_probed(health))
+    if code in GONE:
+        message = f"NVML says {code_name(code)}: the GPU does not answer; see dmesg, reset it or reboot the node"
+        return (Finding(LOST, Severity.FATAL, message),)
+    if code == NvmlReturn.TIMEOUT:
+        message = "an NVML call about it does not come back; see dmesg, reset it or reboot the node"
+        return (Finding(HANG, Severity.FATAL, message),)
+    return (Finding(UNREADABLE, Severity.DEVICE, f"NVML says {code_name(code)}; see dmesg"),)
+
+
+def of_registration(code: int) -> tuple[Finding, ...]:
+    """What it means that NVML reports no events for a GPU. Not supported (old boards, vGPU, WSL) is no fault."""
+    if code in (NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND):
+        return ()
+    message = f"its events are not reported ({code_name(code)}): an XID would go unnoticed, probes go on"
+    return (Finding(UNMONITORED, Severity.DEGRADED, message),)
+
+
+GONE: Final = frozenset({NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND, NvmlReturn.GPU_IS_LOST})
+
+
+def _probed(health: GpuHealth) -> Iterable[Finding]:
+    rows = health.remapped_rows
+    if rows is not None and rows.failure:
+        yield Finding(ROW_REMAP_FAILURE, Severity.FATAL, "a memory row could not be remapped; replace the GPU")
+    elif rows is not None and rows.pending:
+        message = "a memory row waits to be remapped; reset the GPU when it is idle"
+        yield Finding(ROW_REMAP_PENDING, Severity.DEGRADED, message)
+    if health.repair_pending is not None and any(health.repair_pending):
+        what = " and ".join(name for name, on in zip(("channel", "TPC"), health.repair_pending, strict=True) if on)
+        yield Finding(REPAIR_PENDING, Severity.DEGRADED, f"a {what} repair waits; reset the GPU when it is idle")
+    if health.ecc_uncorrected_volatile:
+        count = health.ecc_uncorrected_volatile
+        # A driver that knows recovery actions says by one whether they need a reset: a contained error does not.
+        severity = Severity.DEVICE if health.recovery_action is None else Severity.DEGRADED
+        yield Finding(ECC, severity, f"{count} uncorrectable ECC errors since the driver came; reset the GPU")
+    if health.recovery_action:
+        severity, text = _ACTIONS.get(health.recovery_action, (Severity.DEVICE, "see nvidia-smi -q"))
+        message = f"the driver asks for recovery action {health.recovery_action}: {text}"
+        yield Finding(RECOVERY_ACTION, severity, message)
+    reasons = health.clocks_event_reasons or 0
+    if reasons & _HW_THERMAL:
+        degrees = f" at {health.temperature} C" if health.temperature is not None else ""
+        yield Finding(THERMAL, Severity.DEGRADED, f"the clocks are held down by heat{degrees}; check the cooling")
+    if reasons & _HW_POWER_BRAKE:
+        yield Finding(POWER, Severity.DEGRADED, "the clocks are held down by the power brake; check the power supply")

@@ -1,0 +1,195 @@
+"""Looks at the GPUs again and again, takes in what NVML reports by itself, and says what came of it.
+
+One thread. A look is a real probe of every GPU; ``looked`` is called only because one has ended, whatever its answer
+was, so that whoever passes it on to the kubelet passes on a heartbeat of the real thing. A probe that hangs says
+nothing, and what was said before goes stale there.
+
+Events are taken from the watcher's thread at once and handled here: equal ones that come together count as one, so
+that a storm of a thousand XIDs is one change, and changes follow each other at a bounded pace.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from driver.health.findings import Finding
+from driver.health.keeper import Keeper
+from driver.model import NodeInventory
+from native.nvml.errors import NvmlError
+from native.nvml.eventtypes import NvmlEvent
+from native.nvml.healthtypes import GpuHealth
+
+log = logging.getLogger(__name__)
+
+COALESCE_SECONDS = 0.2
+LOOK_SECONDS = 2.0
+"""An event leads to a look at once, unless one was less than this ago."""
+REPEAT_SECONDS = 10.0
+"""An event that repeats is told again after so long, with how often it came."""
+MAX_KINDS = 1024
+"""Different events that wait to be handled; more are counted as one of an unknown kind."""
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """An event, with how often it came since it was told last."""
+
+    event: NvmlEvent
+    finding: Finding
+    count: int
+
+
+class Look(msgspec.Struct, frozen=True):
+    """A look that has ended."""
+
+    health: Mapping[str, GpuHealth]
+    """Address -> what was read; empty where nothing could be."""
+    problem: str | None
+    """Why nothing could be read."""
+
+
+class Monitor:
+    """See the module. Methods may be called from any thread.
+
+    Args:
+        keeper: takes everything in.
+        inventory: the newest snapshot and, where there is one, why the driver does not answer now.
+        probe: reads the GPUs at these addresses; raises NvmlError.
+        period: seconds between two looks.
+        looked: called after each look, in this thread.
+        heard: called with the events that came, in this thread; after it ``changed``.
+        changed: called after events were taken in.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        inventory: Callable[[], tuple[NodeInventory | None, str | None]],
+        probe: Callable[[Sequence[str]], Sequence[GpuHealth]],
+        *,
+        period: float,
+        looked: Callable[[Look], None],
+        heard: Callable[[Sequence[Heard]], None] = lambda _heard: None,
+        changed: Callable[[], None] = lambda: None,
+        unmonitored: Callable[[], Mapping[str, int]] = dict,
+        coalesce: float = COALESCE_SECONDS,
+    ) -> None:
+        self._keeper = keeper
+        self._inventory = inventory
+        self._probe = probe
+        self._period = period
+        self._looked = looked
+        self._heard = heard
+        self._changed = changed
+        self._unmonitored = unmonitored
+        self._coalesce = coalesce
+        self._condition = threading.Condition()
+        self._events: Counter[NvmlEvent] = Counter()
+        self._told: dict[NvmlEvent, float] = {}
+        self._held: Counter[NvmlEvent] = Counter()
+        self._asked = True
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+
+    def start(self) -> None:
+        """Begin with a look at once."""
+        self._thread.start()
+
+    def event(self, event: NvmlEvent) -> None:
+        """Take an event; returns at once."""
+        with self._condition:
+            if event not in self._events and len(self._events) >= MAX_KINDS:
+                event = NvmlEvent(event.address, event.type, 999, None, None)
+            self._events[event] += 1
+            self._condition.notify_all()
+
+    def request(self) -> None:
+        """Look soon."""
+        with self._condition:
+            self._asked = True
+            self._condition.notify_all()
+
+    def stop(self, timeout: float) -> None:
+        """End the loop; a probe that hangs is left behind."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        due = looked_at = time.monotonic()
+        while True:
+            with self._condition:
+                self._condition.wait_for(
+                    lambda: self._events or self._asked or self._stopping, max(0.0, due - time.monotonic())
+                )
+                if self._stopping:
+                    return
+                events, self._events = self._events, Counter()
+                asked, self._asked = self._asked, False
+            try:
+                if events:
+                    due = min(due, looked_at + LOOK_SECONDS)
+                    self._take(events)
+                if asked or time.monotonic() >= due:
+                    looked_at = time.monotonic()
+                    due = looked_at + self._period
+                    self._look()
+            except Exception:
+                log.exception("what follows from the GPUs' health failed; it is tried again with the next look")
+            with self._condition:
+                self._condition.wait_for(lambda: self._stopping, self._coalesce)
+
+    def _take(self, events: Mapping[NvmlEvent, int]) -> None:
+        now = time.monotonic()
+        told = []
+        for event, count in events.items():
+            finding = self._keeper.event(event, count)
+            if finding is None:
+                continue
+            self._held[event] += count
+            if now - self._told.get(event, -REPEAT_SECONDS) >= REPEAT_SECONDS:
+                told.append(self._tell(event, finding, now))
+        self._heard(told)
+        self._changed()
+
+    def _tell(self, event: NvmlEvent, finding: Finding, now: float) -> Heard:
+        self._told[event] = now
+        return Heard(event, finding, self._held.pop(event))
+
+    def _tell_rest(self) -> None:
+        """Repeats that were held back, now that their time has come; forget what is long ago."""
+        from driver.health.findings import of_event
+
+        now = time.monotonic()
+        late = [event for event in self._held if now - self._told.get(event, 0.0) >= REPEAT_SECONDS]
+        told = [self._tell(event, finding, now) for event in late if (finding := of_event(event)) is not None]
+        self._told = {event: at for event, at in self._told.items() if now - at < REPEAT_SECONDS or event in self._held}
+        if told:
+            self._heard(told)
+
+    def _look(self) -> None:
+        inventory, unavailable = self._inventory()
+        health: Mapping[str, GpuHealth] = {}
+        problem = unavailable
+        if inventory is None:
+            problem = unavailable or "the node has not been read yet"
+        elif problem is None:
+            # One that no driver of NVIDIA's is bound to is nobody's to be asked about.
+            addresses = [str(gpu.address) for gpu in inventory.gpus if gpu.driver in (None, "nvidia")]
+            try:
+                health = {one.address: one for one in (self._probe(addresses) if addresses else ())}
+            except NvmlError as error:
+                problem = str(error)
+        if problem is not None or inventory is None:
+            self._keeper.driver_gone(problem or "")
+        else:
+            self._keeper.look(inventory.gpus, health, self._unmonitored())
+        self._tell_rest()
+        self._looked(Look(health, problem))

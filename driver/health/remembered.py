@@ -1,0 +1,71 @@
+"""GPUs that have fallen ill stay in view: published as they were, with a taint, instead of vanishing.
+
+A device that is withdrawn while a claim holds it gives its counters and its name away, and an autoscaler sees a
+smaller node. So a GPU that was READY and cannot be read any more is shown with what was read of it last; one that has
+left the bus as well, for as long as a claim holds it and some time beyond.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from driver.model import Gpu, GpuState, NodeInventory, PciAddress
+
+KEEP_SECONDS = 600.0
+"""For which a GPU that has left the bus is shown although no claim holds it."""
+
+
+class Remembered:
+    """Not safe for threads.
+
+    Args:
+        held: whether a claim holds the GPU.
+    """
+
+    def __init__(self, held: Callable[[Gpu], bool], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._held = held
+        self._clock = clock
+        self._well: dict[PciAddress, Gpu] = {}
+        self._gone_since: dict[PciAddress, float] = {}
+        self._whole: NodeInventory | None = None
+
+    def view(self, inventory: NodeInventory) -> NodeInventory:
+        """The inventory with its sick and vanished GPUs as they were when they were well."""
+        present = {gpu.address: gpu for gpu in inventory.gpus}
+        shown = []
+        for gpu in inventory.gpus:
+            self._gone_since.pop(gpu.address, None)
+            if gpu.state is GpuState.READY:
+                self._well[gpu.address] = gpu
+            elif gpu.state is GpuState.UNBOUND:  # somebody took it away on purpose
+                self._well.pop(gpu.address, None)
+            shown.append(self._well.get(gpu.address, gpu))
+        missing = [gpu for address, gpu in self._well.items() if address not in present and self._is_kept(gpu)]
+        if not missing and all(gpu.state is GpuState.READY for gpu in inventory.gpus):
+            self._whole = inventory
+            return inventory
+        gpus = tuple(sorted((*shown, *missing), key=lambda gpu: gpu.address))
+        return self._in_groups(replace(inventory, gpus=gpus))
+
+    def vanished(self) -> frozenset[str]:
+        """Names of the shown GPUs that are not on the bus."""
+        return frozenset(self._well[address].name for address in self._gone_since)
+
+    def _is_kept(self, gpu: Gpu) -> bool:
+        since = self._gone_since.setdefault(gpu.address, self._clock())
+        if self._held(gpu) or self._clock() - since < KEEP_SECONDS:
+            return True
+        del self._gone_since[gpu.address], self._well[gpu.address]
+        return False
+
+    def _in_groups(self, inventory: NodeInventory) -> NodeInventory:
+        """The groups of NVLink as they were when all GPUs were well: without a sick member they would be renumbered,
+        and all the others' attributes with them."""
+        whole = self._whole
+        if whole is None or {gpu.address for gpu in whole.gpus} != {gpu.address for gpu in inventory.gpus}:
+            return inventory
+        groups = {gpu.address: gpu.nvlink_group for gpu in whole.gpus}
+        gpus = tuple(replace(gpu, nvlink_group=groups[gpu.address]) for gpu in inventory.gpus)
+        return replace(inventory, gpus=gpus, nvlink_groups=whole.nvlink_groups)

@@ -1,0 +1,61 @@
+"""The file in which findings outlive the agent: ``health.json`` in its own folder, whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+from driver.health.keeper import Keeper
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "health.json"
+_MAX_BYTES = 4 * 1024 * 1024
+
+
+class HealthStore:
+    """Keeps a keeper's state in a folder. A file that cannot be used costs memory of the past, nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE_NAME
+        self._last: bytes | None = None
+        self._problem: str | None = None
+
+    def exists(self) -> bool:
+        """Whether there is something to go on from."""
+        return self._path.is_file() and not self._path.is_symlink()
+
+    def load(self, keeper: Keeper) -> None:
+        """Let the keeper go on from the file."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                keeper.load(file.read(_MAX_BYTES))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be used: %s; the health of the GPUs is judged anew", self._path, error)
+
+    def save(self, keeper: Keeper) -> None:
+        """Write what has changed."""
+        data = keeper.dump()
+        if data == self._last:
+            return
+        temporary = self._path.with_name(f"{FILE_NAME}.tmp")
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fdatasync(descriptor)
+            temporary.replace(self._path)
+        except OSError as error:
+            if str(error) != self._problem:
+                log.warning("%s cannot be written: %s; taints would not outlive the agent", self._path, error)
+            self._problem = str(error)
+            return
+        self._last, self._problem = data, None
