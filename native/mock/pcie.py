@@ -19,6 +19,7 @@ a NIC with ``vfs: 4`` has so many virtual functions, which follow it from the se
 from __future__ import annotations
 
 import enum
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -194,14 +195,10 @@ def level(one: PciDevice, other: PciDevice) -> Level:
     """
     if one.address == other.address:
         return Level.SELF
-    common = 0
-    for left, right in zip(one.path, other.path, strict=False):
-        if left != right:
-            break
-        common += 1
-    if common == 0:
-        return Level.NODE if one.numa_node == other.numa_node >= 0 else Level.SYS
+    common = len(os.path.commonprefix([one.path, other.path]))  # of any sequences, for all its name
+    if common > 1:
+        further = max(len(device.path) for device in (one, other)) - 1 - common
+        return Level.PXB if further > 1 else Level.PIX
     if common == 1:
         return Level.PHB
-    further = max(len(one.path), len(other.path)) - 1 - common
-    return Level.PIX if further <= 1 else Level.PXB
+    return Level.NODE if one.numa_node == other.numa_node >= 0 else Level.SYS
