@@ -280,6 +280,9 @@ class Gpu:
     nvlink_group: int | None = None
     """Index into ``NodeInventory.nvlink_groups``; None without an active link to a GPU of this node or a switch."""
     fabric: Fabric | None = None
+    # offer
+    shares: int | None = None
+    """In how many shares it is offered to several claims at the same time; None: to one claim."""
 
     @property
     def name(self) -> str:

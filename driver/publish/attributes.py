@@ -93,6 +93,17 @@ def _nvlink_group(node: NodeInventory, gpu: Gpu) -> str:
     return str(group.members[0] if group else gpu.address)
 
 
+def _shares(node: NodeInventory, gpu: Gpu) -> int | None:
+    """Where one GPU of the node has shares, all tell how many they have: a key must be on every device of a type."""
+    return (gpu.shares or 1) if any(other.shares for other in node.gpus) else None
+
+
+def _share_limits(node: NodeInventory, gpu: Gpu) -> str | None:
+    if _shares(node, gpu) is None:
+        return None
+    return "cooperative" if gpu.shares else "exclusive"
+
+
 def _fabric_clique(_node: NodeInventory, gpu: Gpu) -> str:
     return gpu.fabric.clique if gpu.fabric else f"none.{gpu.address}"
 
@@ -267,6 +278,16 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
         Missing.EXPLICIT,
     ),
     Attribute(
+        "shareLimits",
+        _STRING,
+        _SOFTWARE,
+        "setting `shares`",
+        "What keeps a claim to its share: `exclusive` for a GPU that one claim has for itself, `cooperative` for one "
+        "in shares, where nothing but programs themselves does, unless the claim asks for MPS "
+        "([sharing.md](sharing.md)). Only on nodes with a GPU in shares.",
+        _share_limits,
+    ),
+    Attribute(
         "memoryKind",
         _STRING,
         _TYPE,
@@ -284,6 +305,15 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
         "Memory of the GPU in bytes, as a quantity (`81559Mi`).",
         lambda _node, gpu: gpu.memory_bytes or None,
         Missing.WITHHOLD,
+    ),
+    Attribute(
+        "shares",
+        AttributeType.CAPACITY,
+        _SOFTWARE,
+        "setting `shares`",
+        "In how many shares the GPU is given out; a claim gets one unless it asks for more. Only on nodes with a GPU "
+        "in shares.",
+        _shares,
     ),
     *(
         Attribute(

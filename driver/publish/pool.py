@@ -18,6 +18,7 @@ from driver.publish.attributes import ATTRIBUTES, Attribute, Missing, Value
 from driver.publish.counters import MAX_SETS_PER_SLICE, WHOLE, counter_set, set_name, totals
 from driver.publish.devices import Tables, device_document, is_missing, mig_keys, part_devices, tainted, uniform_keys
 from driver.publish.offers import DeviceOrder, Offer, offer_of
+from driver.publish.shares import shared
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -220,4 +221,4 @@ def _whole_device(offer: Offer, values: Mapping[str, Value | None], tables: Tabl
     if tables.counted:
         consumed = totals(offer.gpu.mig_profiles) if offer.divided else {WHOLE: {"value": "1"}}
         device["consumesCounters"] = [{"counterSet": set_name(offer.gpu), "counters": consumed}]
-    return tainted(device, tables.taints.get(offer.gpu.name, ()))
+    return tainted(shared(device, offer.gpu), tables.taints.get(offer.gpu.name, ()))

@@ -63,7 +63,8 @@ def test_nvidias_attributes_are_there_with_their_types() -> None:
 
 
 def test_every_value_has_the_type_that_the_table_says(gpu: Make, node: Node) -> None:
-    (device,) = build_pool(node(gpu()), node_name="node-a", driver_name="gpu.nvidia.com").devices
+    pair = node(gpu(), gpu(1, shares=2))  # with a GPU in shares there is a value for every row
+    (device, _) = build_pool(pair, node_name="node-a", driver_name="gpu.nvidia.com").devices
     python_types = {"string": str, "version": str, "int": int, "bool": bool}
 
     for row in ATTRIBUTES:
@@ -71,7 +72,7 @@ def test_every_value_has_the_type_that_the_table_says(gpu: Make, node: Node) -> 
             ((kind, value),) = device["attributes"][row.id].items()
             assert kind == row.type.value
             assert type(value) is python_types[kind]
-    assert device["capacity"] == {"memory": {"value": "81559Mi"}}
+    assert device["capacity"] == {"memory": {"value": "81559Mi"}, "shares": {"value": "1"}}
 
 
 def test_an_h100_is_published_as_users_of_nvidias_driver_know_it(gpu: Make, node: Node) -> None:

@@ -1,0 +1,36 @@
+"""A GPU that several claims may have shares of (KEP-5075, consumable capacity): what its Device object says. Pure.
+
+``shares`` counts parts of equal weight, ``memory`` is dealt out in MiB. A claim that asks for neither gets one share
+and its part of the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from driver.model import Gpu
+from driver.publish.values import quantity
+
+MIB: Final = 1024 * 1024
+SHARES: Final = "shares"
+MEMORY: Final = "memory"
+
+
+def shared(device: dict[str, Any], gpu: Gpu) -> dict[str, Any]:
+    """The device, for several claims at the same time where the GPU is published in shares."""
+    count = gpu.shares
+    if count is None or count < 2:
+        return device
+    capacity = dict(device.get("capacity", {}))
+    capacity[SHARES] = {
+        "value": str(count),
+        "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": str(count), "step": "1"}},
+    }
+    mebibytes = (gpu.memory_bytes or 0) // MIB
+    if MEMORY in capacity and mebibytes >= 2 * count:
+        part = quantity(mebibytes // count * MIB)
+        capacity[MEMORY] = {
+            "value": quantity(mebibytes * MIB),
+            "requestPolicy": {"default": part, "validRange": {"min": "1Mi", "step": "1Mi"}},
+        }
+    return {**device, "allowMultipleAllocations": True, "capacity": capacity}
