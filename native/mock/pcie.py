@@ -19,7 +19,7 @@ a NIC with ``vfs: 4`` has so many virtual functions, which follow it from the se
 from __future__ import annotations
 
 import enum
-import os
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -195,7 +195,8 @@ def level(one: PciDevice, other: PciDevice) -> Level:
     """
     if one.address == other.address:
         return Level.SELF
-    common = len(os.path.commonprefix([one.path, other.path]))  # of any sequences, for all its name
+    pairs = zip(one.path, other.path, strict=False)
+    common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
     if common > 1:
         further = max(len(device.path) for device in (one, other)) - 1 - common
         return Level.PXB if further > 1 else Level.PIX
