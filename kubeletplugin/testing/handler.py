@@ -108,6 +108,11 @@ class FaultyHandler:
         with self._changed:
             return self._changed.wait_for(lambda: self._waiting >= count, timeout)
 
+    def wait_until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> bool:
+        """Waits for whatever calls bring about: ``condition`` is looked at when one comes in and when one has ended."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout)
+
     def prepare(self, claims: Sequence[Claim]) -> Mapping[str, PrepareResult]:
         """As ``Handler.prepare``."""
         by_uid = {claim.ref.uid: claim for claim in claims}

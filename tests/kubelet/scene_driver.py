@@ -168,7 +168,12 @@ class Driver:
 
     def prepared_names(self) -> list[str]:
         """The devices that are prepared now."""
-        return sorted(one.device for devices in self.driver.prepared.values() for one in devices)
+        return sorted(one.device for devices in list(self.driver.prepared.values()) for one in devices)
+
+    def wait_prepared(self, *names: str) -> None:
+        """Wait until exactly these devices are prepared."""
+        settled = self.handler.wait_until(lambda: self.prepared_names() == sorted(names), timeout=WAIT)
+        assert settled, f"prepared are {self.prepared_names()}"
 
     def report(self, status: HealthStatus, message: str = "") -> None:
         """Say this of every device."""

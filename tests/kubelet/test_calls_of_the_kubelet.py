@@ -138,7 +138,7 @@ def test_a_pod_that_ended_is_unprepared_although_that_failed_at_first(driver: Dr
     driver.handler.heal()
     namespace.succeeded("p", WAIT)
     assert driver.handler.wait_called(UNPREPARE, 2, timeout=WAIT)
-    assert driver.prepared_names() == []
+    driver.wait_prepared()
 
 
 def test_an_unprepare_that_failed_is_tried_again_after_a_restart_of_the_kubelet(
@@ -154,7 +154,7 @@ def test_an_unprepare_that_failed_is_tried_again_after_a_restart_of_the_kubelet(
     lifecycle.start_component(cluster, "kubelet")
     assert driver.handler.wait_called(UNPREPARE, failed + 1, timeout=WAIT)
     namespace.succeeded("p", WAIT)
-    assert driver.prepared_names() == []
+    driver.wait_prepared()
 
 
 def test_unprepare_goes_on_until_it_succeeds_although_the_pod_is_deleted(driver: Driver, namespace: Namespace) -> None:
@@ -168,7 +168,7 @@ def test_unprepare_goes_on_until_it_succeeds_although_the_pod_is_deleted(driver:
     driver.handler.heal()
     assert driver.handler.wait_called(UNPREPARE, failed + 1, timeout=WAIT)
     gone(namespace)
-    assert driver.prepared_names() == []
+    driver.wait_prepared()
 
 
 def test_a_pod_deleted_while_prepare_fails_is_unprepared(driver: Driver, namespace: Namespace) -> None:
@@ -179,7 +179,7 @@ def test_a_pod_deleted_while_prepare_fails_is_unprepared(driver: Driver, namespa
     namespace.api.delete("pods", namespace.name, "p")
     assert driver.handler.wait_called(UNPREPARE, timeout=WAIT)
     gone(namespace)
-    assert driver.prepared_names() == []
+    driver.wait_prepared()
 
 
 def test_a_force_deleted_pod_is_unprepared(driver: Driver, namespace: Namespace) -> None:

@@ -140,4 +140,4 @@ def test_a_pod_from_before_is_unprepared_by_the_plugin_that_is_back(story: Story
 
 def test_a_claim_of_a_pod_that_was_forced_out_is_unprepared_after_a_restart_of_the_kubelet(story: Story) -> None:
     assert story.unwilling.handler.wait_called(UNPREPARE, story.failed + 1, timeout=120)
-    assert story.unwilling.prepared_names() == []
+    story.unwilling.wait_prepared()

@@ -74,7 +74,8 @@ def test_a_pod_ends_after_unprepare_of_one_failed_and_then_succeeds(
     pair[1].handler.heal()
     assert pair[1].handler.wait_called(UNPREPARE, 2, timeout=WAIT)
     namespace.succeeded("p", WAIT)
-    assert [driver.prepared_names() for driver in pair] == [[], []]
+    for driver in pair:
+        driver.wait_prepared()
 
 
 def test_a_pod_runs_although_the_kubelet_restarted_while_one_was_at_work(
@@ -98,7 +99,8 @@ def test_unprepare_is_called_again_when_the_kubelet_restarted_while_one_was_at_w
         lifecycle.restart_kubelet(cluster)
     assert pair[1].handler.wait_called(UNPREPARE, 2, timeout=WAIT)
     namespace.succeeded("p", WAIT)
-    assert [driver.prepared_names() for driver in pair] == [[], []]
+    for driver in pair:
+        driver.wait_prepared()
 
 
 def test_one_request_can_have_devices_of_both_and_each_ones_metadata(
