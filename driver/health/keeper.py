@@ -177,8 +177,17 @@ class Keeper:
     def dump(self) -> bytes:
         """The state to be stored."""
         with self._lock:
-            gpus = {address: gpu for address, gpu in self._gpus.items() if gpu.standing}
+            gpus = {address: GpuHistory(gpu.standing) for address, gpu in self._gpus.items() if gpu.standing}
             return msgspec.json.encode(_Stored(1, self._boot_id, gpus))
+
+    def essence(self) -> frozenset[tuple[str, object, int, bool]]:
+        """What of the state is worth a write at once: which findings stand, not how often or when they were seen."""
+        with self._lock:
+            return frozenset(
+                (address, one.finding.key, one.finding.severity, one.cleared)
+                for address, gpu in self._gpus.items()
+                for one in gpu.standing
+            )
 
     def load(self, data: bytes) -> None:
         """Go on from a stored state. One of another boot says nothing about this one.

@@ -42,7 +42,7 @@ class Remembered:
             elif gpu.state is GpuState.UNBOUND:  # somebody took it away on purpose
                 self._well.pop(gpu.address, None)
             shown.append(self._well.get(gpu.address, gpu))
-        missing = [gpu for address, gpu in self._well.items() if address not in present and self._is_kept(gpu)]
+        missing = [gpu for address, gpu in list(self._well.items()) if address not in present and self._is_kept(gpu)]
         if not missing and all(gpu.state is GpuState.READY for gpu in inventory.gpus):
             self._whole = inventory
             return inventory

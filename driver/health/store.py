@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from driver.health.keeper import Keeper
@@ -12,15 +14,19 @@ from driver.health.keeper import Keeper
 log = logging.getLogger(__name__)
 
 FILE_NAME = "health.json"
+PACE_SECONDS = 60.0
+"""Seconds between two writes where only times and counts have changed."""
 _MAX_BYTES = 4 * 1024 * 1024
 
 
 class HealthStore:
     """Keeps a keeper's state in a folder. A file that cannot be used costs memory of the past, nothing else."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = folder / FILE_NAME
-        self._last: bytes | None = None
+        self._clock = clock
+        self._last: object = None
+        self._written_at = -PACE_SECONDS
         self._problem: str | None = None
 
     def exists(self) -> bool:
@@ -39,10 +45,11 @@ class HealthStore:
             log.warning("%s cannot be used: %s; the health of the GPUs is judged anew", self._path, error)
 
     def save(self, keeper: Keeper) -> None:
-        """Write what has changed."""
-        data = keeper.dump()
-        if data == self._last:
+        """Write what has changed: findings at once, their times and counts now and then."""
+        essence = keeper.essence()
+        if essence == self._last and (not essence or self._clock() - self._written_at < PACE_SECONDS):
             return
+        data = keeper.dump()
         temporary = self._path.with_name(f"{FILE_NAME}.tmp")
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -58,4 +65,4 @@ class HealthStore:
                 log.warning("%s cannot be written: %s; taints would not outlive the agent", self._path, error)
             self._problem = str(error)
             return
-        self._last, self._problem = data, None
+        self._last, self._written_at, self._problem = essence, self._clock(), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -228,10 +229,9 @@ def test_a_stored_state_of_any_bytes_is_refused_or_taken(data: bytes) -> None:
     from driver.health.keeper import Keeper, Policy
 
     keeper = Keeper(Policy(), boot_id="b")
-    try:
+    with contextlib.suppress(ValueError):
         keeper.load(data)
-    except ValueError as error:
-        assert "cannot be read" in str(error)
+    assert keeper.standing(GPU.address) == ((), False)
 
 
 @pytest.mark.bug("B104")
