@@ -4,19 +4,25 @@
 reach a pod, and without /run/udev/control libudev disables that source silently. The kernel's messages reach every
 network namespace that the initial user namespace owns. They come before the device is usable, hence the debounce;
 they may be lost, hence the caller's periodic rescan stays the truth and this module only makes it prompt.
+
+Whoever reads another tree than the kernel's (a mock node) is told of that tree's changes instead: ``native.treewatch``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import select
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
+
+from native.treewatch import TreeSource, is_kernel_tree
 
 _LOG = logging.getLogger(__name__)
 _ACTIONS = frozenset({"add", "remove", "bind", "unbind"})
@@ -47,7 +53,7 @@ class UeventWatcher:
     """Calls ``on_change`` once things have been quiet for ``settle_seconds`` after a change on the PCI bus.
 
     A stream of events that does not end is cut after ``max_delay_seconds``. The callback runs on the watcher's own
-    thread; an exception in it is logged and the watch goes on.
+    thread; an exception in it is logged and the watch goes on. ``sys_root`` is the sysfs that the caller reads.
     """
 
     def __init__(
@@ -56,12 +62,13 @@ class UeventWatcher:
         *,
         settle_seconds: float = 1.0,
         max_delay_seconds: float = 10.0,
+        sys_root: Path = Path("/sys"),
         open_source: Callable[[], EventSource] | None = None,
     ) -> None:
         self._on_change = on_change
         self._settle = settle_seconds
         self._max_delay = max_delay_seconds
-        self._open_source = open_source or open_kernel_source
+        self._open_source = open_source or functools.partial(open_source_of, sys_root)
         self._thread: threading.Thread | None = None
         self._wake_read = -1
         self._wake_write = -1
@@ -142,6 +149,20 @@ class UeventWatcher:
             self._on_change()
         except Exception:  # noqa: BLE001  the callback is foreign; its failure must not end the watch
             _LOG.exception("the rescan after a PCI uevent failed; the periodic rescan tries again")
+
+
+def open_source_of(sys_root: Path) -> EventSource:
+    """What tells of changes of the PCI bus in that sysfs: the kernel, or the tree itself where no kernel is behind it.
+
+    Raises:
+        SourceUnavailableError: there is neither; the text says why.
+    """
+    if is_kernel_tree(sys_root):
+        return open_kernel_source()
+    try:
+        return TreeSource(sys_root)
+    except OSError as error:
+        raise SourceUnavailableError(f"the tree at {sys_root} cannot be watched ({error})") from error
 
 
 def open_kernel_source() -> EventSource:
