@@ -173,7 +173,7 @@ class Agent:
         except (OSError, SocketError) as err:
             log.error("a port cannot be served: %s; choose another one or -1 for none", err)  # noqa: TRY400
             return None
-        uevents = UeventWatcher(self._discovery.request)
+        uevents = UeventWatcher(self._discovery.request, sys_root=Path(settings.sys_root))
         uevents.start()
         return _Parts(health, uevents)
 
