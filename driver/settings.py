@@ -22,8 +22,11 @@ _CHOICES = {
     "nvml_backend": ("auto", "cffi", "pynvml"),
     "mig": ("off", "static", "dynamic"),
     "device_order": ("pack", "spread"),
+    "display_gpus": ("offer", "withhold"),
+    "held_gpus": ("offer", "withhold"),
     "log_level": ("debug", "info", "warning", "error"),
 }
+_STRATEGIES = ("TimeSlicing", "MPS")
 _DNS_SUBDOMAIN = re.compile(r"\A[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
 
 Port = Annotated[int, msgspec.Meta(ge=-1, le=65535)]
@@ -76,6 +79,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """off, static or dynamic: ``driver.model.MigSupport``."""
     device_order: str = "pack"
     """pack or spread: ``driver.publish.DeviceOrder``."""
+
+    allow_devices: str = ""
+    """The GPUs that are offered: selectors of ``driver.inventory.filters``, separated by commas; empty: all."""
+    deny_devices: str = ""
+    """The GPUs that are not offered, whatever ``allow_devices`` says."""
+    display_gpus: str = "offer"
+    """offer or withhold: GPUs that a monitor is connected to."""
+    held_gpus: str = "offer"
+    """offer or withhold: GPUs that processes of the host use while no claim has them."""
+    shares: str = ""
+    """GPUs in shares (consumable capacity): a JSON object, selector -> number of shares."""
+    sharing: str = "TimeSlicing,MPS"
+    """Ways of sharing that claims may ask for, separated by commas; empty: none."""
+    sharing_seconds: Annotated[float, msgspec.Meta(gt=0, le=35)] = 10.0
+    """How long the settings of one claim, or the start of its MPS daemon, may take."""
+    mps_dir: str = "/run/gpudra/mps"
+    """Folder of the MPS daemons, at the same path on the host."""
 
     rescan_seconds: Seconds = 60.0
     nvml_deadline_seconds: Seconds = 30.0
@@ -133,16 +153,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise SettingsError(f"{_camel(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
-        for name in ("plugins_dir", "registry_dir", "cdi_dir", "driver_root", "sys_root", "proc_root"):
+        for name in ("plugins_dir", "registry_dir", "cdi_dir", "driver_root", "sys_root", "proc_root", "mps_dir"):
             value = getattr(self, name)
             if not value.startswith("/"):
                 raise SettingsError(f"{_camel(name)} {value!r} is not an absolute path")
 
         self._check_health()
+        self._check_offer()
         for name in ("dev_root", "host_dev_root"):
             value = getattr(self, name)
             if value and not (value.startswith("/") and value.rstrip("/").endswith("/dev")):
                 raise SettingsError(f"{_camel(name)} {value!r} is not an absolute path that ends in /dev")
+
+    def _check_offer(self) -> None:
+        for word in listed(self.sharing):
+            if word not in _STRATEGIES:
+                raise SettingsError(f"sharing {self.sharing!r}: {word!r} is none of {', '.join(_STRATEGIES)}")
+        if self.allow_devices or self.deny_devices or self.shares:
+            from driver.inventory.filters import parse_selectors, parse_shares
+
+            for name, parse in (
+                ("allow_devices", parse_selectors),
+                ("deny_devices", parse_selectors),
+                ("shares", parse_shares),
+            ):
+                try:
+                    parse(getattr(self, name))
+                except ValueError as error:
+                    raise SettingsError(f"{_camel(name)}: {error}") from error
 
     def _check_health(self) -> None:
         for code in listed(self.ignore_xids):

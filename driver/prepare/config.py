@@ -278,7 +278,8 @@ def _mps(sharing: _Fields) -> MpsConfig | None:
     percentage = mps.read("defaultActiveThreadPercentage", _percentage, None)
     limit = mps.read("defaultPinnedDeviceMemoryLimit", _memory, None)
     limits: list[tuple[str, str]] = []
-    per_device = mps.read("defaultPerDevicePinnedMemoryLimit", lambda found: tuple(found.members()), ())
+    none: tuple[tuple[str, Cursor], ...] = ()
+    per_device = mps.read("defaultPerDevicePinnedMemoryLimit", lambda found: tuple(found.members()), none)
     for key, value in per_device:
         with _noted(mps.faults):
             if _GPU_KEY.match(key) is None:

@@ -59,7 +59,7 @@ def programs(node: MockNode, tmp_path: Path) -> DriverPrograms:
 def daemons(programs: DriverPrograms, folder: Path) -> Iterator[MpsDaemons]:
     made = MpsDaemons(programs, folder, private_shm=False)
     yield made
-    made.sweep(frozenset())
+    made.sweep(frozenset)
 
 
 def settings(node: MockNode, percentage: int | None = None, mib: int | None = None) -> DaemonSettings:
@@ -165,9 +165,9 @@ def test_daemons_that_belong_to_no_claim_are_swept(node: MockNode, daemons: MpsD
     daemons.start(settings(node), Deadline(30))
     (folder / "ffffffffffff" / "pipe").mkdir(parents=True)
     (folder / "somebody-elses").mkdir()
-    assert daemons.sweep(frozenset({ID})) == ("ffffffffffff",)
+    assert daemons.sweep(lambda: frozenset({ID})) == ("ffffffffffff",)
     assert daemons.runs(ID)
-    assert daemons.sweep(frozenset()) == (ID,)
+    assert daemons.sweep(frozenset) == (ID,)
     assert [entry.name for entry in folder.iterdir()] == ["somebody-elses"]
 
 

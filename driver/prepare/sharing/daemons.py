@@ -125,14 +125,19 @@ class MpsDaemons:
         except OSError as error:
             raise DaemonError(f"{error.filename} cannot be removed: {error.strerror}") from error
 
-    def sweep(self, wanted: frozenset[str]) -> tuple[str, ...]:
-        """End daemons and remove folders of claims that nobody knows any more; gives their ids."""
+    def sweep(self, wanted: Callable[[], frozenset[str]]) -> tuple[str, ...]:
+        """End daemons and remove folders of claims that nobody knows any more; gives their ids.
+
+        Args:
+            wanted: ids of the daemons that claims have; asked after a look at the folder, so that a claim that comes
+                meanwhile, and is recorded before its daemon is started, is not missed.
+        """
         try:
             present = {entry.name for entry in self._folder.iterdir()}
         except FileNotFoundError:
             return ()
         gone = []
-        for daemon in sorted(name for name in present - wanted if _ID.match(name)):
+        for daemon in sorted(name for name in present - wanted() if _ID.match(name)):
             try:
                 self.stop(daemon, Deadline(_RESTART_SECONDS))
             except DaemonError as error:

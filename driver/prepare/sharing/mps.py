@@ -89,6 +89,16 @@ def mps_of(device: DeviceRecord) -> MpsRecord | None:
         raise ClaimError(f"the record of {device.device} cannot be read: {error}", Reason.STATE_UNAVAILABLE) from error
 
 
+def daemon_ids(record: ClaimRecord) -> frozenset[str]:
+    """The daemons that a claim uses; none of a record that cannot be read."""
+    found = set()
+    for device in record.devices:
+        daemon = device.data.get(MPS, {}).get("daemon")
+        if isinstance(daemon, str):
+            found.add(daemon)
+    return frozenset(found)
+
+
 class MpsStep(StepDefaults):
     """Starts and ends control daemons, and tells containers where they are.
 

@@ -61,7 +61,7 @@ def test_a_bad_value_is_refused_by_name(flags: dict[str, object], complaint: str
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ('{"nodeNam": "a"}', "unknown setting 'nodeNam' (known: apiServer, "),
+        ('{"nodeNam": "a"}', "unknown setting 'nodeNam' (known: allowDevices, "),
         ("[1]", "must hold a JSON object, not list"),
         ("{", "is not JSON"),
     ],

@@ -1,0 +1,149 @@
+"""What the settings make of the node's GPUs: which are offered, in how many shares, and how claims may share them.
+
+Wires the filters of ``driver.inventory`` and the steps of ``driver.prepare.sharing`` to this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driver.model import Gpu, GpuState, NodeInventory, PciAddress, Problem
+from driver.names import DeviceName
+from driver.settings import Settings, listed
+
+if TYPE_CHECKING:
+    from driver.inventory.filters import Policy, Usage
+    from driver.prepare import ClaimRecord
+    from driver.prepare.sharing import MpsDaemons
+    from driver.prepare.steps import Step
+
+log = logging.getLogger(__name__)
+
+
+class Offering:
+    """The settings about what is offered, applied.
+
+    Args:
+        settings: of the agent.
+        inventory: the last reading of the node.
+    """
+
+    def __init__(self, settings: Settings, inventory: Callable[[], NodeInventory | None]) -> None:
+        self._settings = settings
+        self._inventory = inventory
+        self._daemons: MpsDaemons | None = None
+        self._policy: Policy | None = None
+        self._said: frozenset[Problem] = frozenset()
+
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of claims that share devices; none where no way of sharing is served."""
+        from driver.prepare.sharing import MpsDaemons, MpsStep, ShareStep, SharingRulesStep, TimeSliceStep
+        from native.commands import DriverPrograms
+        from native.smi import NvidiaSmi
+
+        settings = self._settings
+        ways = listed(settings.sharing)
+        programs = DriverPrograms(Path(settings.driver_root), settings.state_dir / "libraries", self._driver_version)
+        smi = NvidiaSmi(programs)
+        steps: list[Step] = [ShareStep(self.share_count)]
+        if "MPS" in ways:
+            self._daemons = MpsDaemons(
+                programs,
+                Path(settings.mps_dir),
+                # A mock node that may not make device nodes may not make mounts either; it has no CUDA anyway.
+                private_shm=not settings.plain_device_nodes,
+            )
+            steps.append(MpsStep(smi, self._daemons, settings.sharing_seconds))
+        if "TimeSlicing" in ways:
+            steps.append(TimeSliceStep(smi, settings.sharing_seconds))
+        return (*steps, SharingRulesStep())
+
+    def offered(self, inventory: NodeInventory, records: Collection[ClaimRecord]) -> NodeInventory:
+        """The inventory with the GPUs that are offered; says why the others are not, once.
+
+        Args:
+            inventory: the whole node.
+            records: the claims: their processes are no processes of the host.
+        """
+        from driver.inventory.filters import offered
+
+        policy = self._the_policy()
+        usage = self._usage(inventory, records) if policy.withhold_displays or policy.withhold_held else {}
+        done = offered(inventory, policy, usage)
+        for problem in done.withheld:
+            if problem not in self._said:
+                log.info("not offered: %s: %s", problem.subject, problem.message)
+        self._said = frozenset(done.withheld)
+        return done.inventory
+
+    def share_count(self, device: str, inventory: NodeInventory) -> int | None:
+        """In how many shares the GPU of that device name is offered."""
+        name = DeviceName.parse(device)
+        for index, gpu in enumerate(inventory.gpus):
+            if name is not None and gpu.address == name.address:
+                return self._the_policy().share_count(gpu, index)
+        return None
+
+    def recovered(self, records: Callable[[], Collection[ClaimRecord]]) -> None:
+        """End what belongs to no claim any more.
+
+        Args:
+            records: gives all claims as they are now.
+        """
+        if self._daemons is None or not Path(self._settings.mps_dir).is_dir():
+            return
+        from driver.prepare.sharing.mps import daemon_ids
+
+        def wanted() -> frozenset[str]:
+            return frozenset(daemon for record in records() for daemon in daemon_ids(record))
+
+        for daemon in self._daemons.sweep(wanted):
+            log.info("ended MPS control daemon %s, which belonged to no claim", daemon)
+
+    def close(self) -> None:
+        """Start no MPS daemon again; what a pod's end leaves of them is the next agent's."""
+        if self._daemons is not None:
+            self._daemons.detach()
+
+    def _driver_version(self) -> str | None:
+        inventory = self._inventory()
+        return None if inventory is None else inventory.driver_version
+
+    def _the_policy(self) -> Policy:
+        if self._policy is None:
+            from driver.inventory.filters import Policy, parse_selectors, parse_shares
+
+            settings = self._settings
+            self._policy = Policy(
+                parse_selectors(settings.allow_devices),
+                parse_selectors(settings.deny_devices),
+                settings.display_gpus == "withhold",
+                settings.held_gpus == "withhold",
+                parse_shares(settings.shares),
+            )
+        return self._policy
+
+    def _usage(self, inventory: NodeInventory, records: Collection[ClaimRecord]) -> Mapping[PciAddress, Usage]:
+        from driver.inventory.filters import Usage
+        from native.holders import WATCHERS, connected_display, holders
+
+        settings = self._settings
+        claimed = {device.address for record in records for device in record.devices}
+        nodes = {
+            f"/dev/nvidia{gpu.minor}": gpu
+            for gpu in inventory.gpus
+            if gpu.minor is not None and gpu.state is GpuState.READY and str(gpu.address) not in claimed
+        }
+        found: dict[PciAddress, list[str]] = {}
+        for holder in holders(Path(settings.proc_root), nodes) if settings.held_gpus == "withhold" else ():
+            if holder.name not in WATCHERS:
+                found.setdefault(nodes[holder.path].address, []).append(str(holder))
+
+        def of(gpu: Gpu) -> Usage:
+            display = connected_display(Path(settings.sys_root), gpu.drm_nodes)
+            return Usage(display, tuple(found.get(gpu.address, ())))
+
+        return {gpu.address: of(gpu) for gpu in inventory.gpus}
