@@ -155,7 +155,7 @@ or start it with LD_LIBRARY_PATH set to the library's folder. GPUDRA_MOCK_QUIET=
 _HOT_PLUG = """\
 What happens on hardware: NVML loses the GPU (GPU_IS_LOST to who has it open, one less to who begins anew) and its files
 in /sys, /proc and /dev go, in either order. A GPU that is plugged in again is another one to NVML: only sessions that
-begin later see it. No uevent is sent: that is the kernel's to do.
+begin later see it. No uevent is sent: that is the kernel's to do; an agent watches the node's /sys instead.
 """
 _SET = """\
 Numbers are those of NVML, in its units: temperature, power_usage_mw, utilization_gpu, utilization_memory,

@@ -1,8 +1,9 @@
 """A GPU's files in the fake root, taken away as hot unplug does and put back: its sysfs folder with every link to it,
 its folder under /proc/driver/nvidia and its device nodes.
 
-What was taken lies under ``run/gpudra-mock/unplugged/<address>`` with the same relative paths until it is put back. No
-uevent is sent: the kernel alone can do that, and whoever reads a fake tree has no kernel behind it.
+What was taken lies under ``run/gpudra-mock/unplugged/<address>`` with the same relative paths until it is put back; a
+GPU's virtual functions go and come with it. No uevent is sent: the kernel alone can do that. Who watches the tree
+itself (``native.treewatch``, which the agent does) sees the links go and come.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def take_away(root: Path, profile: Profile, address: str) -> None:
     if not home.is_dir():
         raise FileNotFoundError(f"{address} is unplugged already")
     stash = root / STASH / address
-    things = [*_links(root, home, address), home, root / "proc/driver/nvidia/gpus" / address]
+    things: list[Path] = []
+    for function in (*(device for device in profile.devices if device.physfn == address), gpu.device):
+        place = root.joinpath("sys/devices", *function.path)
+        things += [*_links(root, place, function.address), place]
+    things.append(root / "proc/driver/nvidia/gpus" / address)
     index = profile.gpus.index(gpu)
     things += [root / f"dev/dri/card{index + 1}", root / f"dev/dri/renderD{128 + index}"]
     if gpu.numbers["minor"] >= 0:

@@ -13,7 +13,8 @@ below (a bridge) or a leaf::
               "17:01.0": {"1b:00.0": gpu}
 
 Leaves are ``gpu``, ``nvswitch``, ``nvme`` or ``{nic: <RDMA device or ->, net: <interface or ->, device: 0x1021}``;
-a NIC with ``vfs: 4`` has so many virtual functions, which follow it from the second function after it on.
+a NIC with ``vfs: 4``, or ``{gpu: {vfs: 4}}``, has so many virtual functions, which follow it from the second function
+after it on. Those of a GPU are on the bus only, as with NVIDIA's vGPU manager: NVML on the host knows none of them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class PciDevice:
     address: str
     """Canonical."""
     kind: str
-    """``bridge``, ``gpu``, ``nic``, ``nvswitch`` or ``nvme``."""
+    """``bridge``, ``gpu``, ``gpu-vf``, ``nic``, ``nvswitch`` or ``nvme``."""
     path: tuple[str, ...]
     """From the root complex (``pci0000:15``) down to the device itself: the directories of sysfs."""
     numa_node: int
@@ -130,13 +131,18 @@ def _address(key: object, root: str, field: str) -> str:
 
 
 def _is_bridge(value: object) -> bool:
-    return isinstance(value, Mapping) and "nic" not in value
+    return isinstance(value, Mapping) and not value.keys() & {"nic", "gpu"}
 
 
 def _leaf(value: object, address: str, path: tuple[str, ...], numa: int, field: str) -> PciDevice:
     if isinstance(value, str) and value in _LEAVES:
         vendor, device = {"gpu": (0x10DE, 0), "nvswitch": (0x10DE, 0x22A3), "nvme": (0x144D, 0xA824)}[value]
         return PciDevice(address, value, path, numa, vendor=vendor, device=device)
+    if isinstance(value, Mapping) and "gpu" in value:
+        inner = value["gpu"]
+        if len(value) > 1 or not isinstance(inner, Mapping) or inner.keys() - {"vfs"}:
+            raise ProfileError(field, f"{dict(value)!r}: expected for example {{gpu: {{vfs: 4}}}}")
+        return PciDevice(address, "gpu", path, numa, vendor=0x10DE, vfs=_vfs(inner, f"{field}.gpu"))
     if isinstance(value, Mapping):
         return _nic(value, address, path, numa, field)
     raise ProfileError(field, f"{value!r} is no kind of device (one of {', '.join(_LEAVES)}, {{nic: ...}})")
@@ -150,11 +156,16 @@ def _nic(value: Mapping[str, Any], address: str, path: tuple[str, ...], numa: in
     for name, number in ids.items():
         if not isinstance(number, int) or not 0 <= number <= 0xFFFF:
             raise ProfileError(f"{field}.{name}", f"{number!r} is not a 16-bit number")
+    vfs = _vfs(value, field)
+    names = [None if value.get(key) in (None, "-") else str(value[key]) for key in ("nic", "net")]
+    return PciDevice(address, "nic", path, numa, names[0], names[1], ids["vendor"], ids["device"], vfs)
+
+
+def _vfs(value: Mapping[str, Any], field: str) -> int:
     vfs = value.get("vfs", 0)
     if not isinstance(vfs, int) or isinstance(vfs, bool) or not 0 <= vfs <= 128:
         raise ProfileError(f"{field}.vfs", f"{vfs!r} is not a number from 0 to 128")
-    names = [None if value.get(key) in (None, "-") else str(value[key]) for key in ("nic", "net")]
-    return PciDevice(address, "nic", path, numa, names[0], names[1], ids["vendor"], ids["device"], vfs)
+    return vfs
 
 
 def virtual_address(physical: str, number: int) -> str:
@@ -174,14 +185,15 @@ def virtual_address(physical: str, number: int) -> str:
 def _virtual_functions(of: PciDevice) -> Iterator[PciDevice]:
     for number in range(of.vfs):
         address = virtual_address(of.address, number)
-        # ConnectX names a virtual function by the device id after its physical one
+        # ConnectX names a virtual function by the device id after its physical one, a GPU's has the same id
         yield replace(
             of,
             address=address,
+            kind="gpu-vf" if of.kind == "gpu" else of.kind,
             path=(*of.path[:-1], address),
             infiniband=None,
             net=None,
-            device=of.device + 1,
+            device=of.device + (of.kind == "nic"),
             vfs=0,
             physfn=of.address,
         )

@@ -23,6 +23,7 @@ _DRIVERS: Final = {
     "nvswitch": "nvidia-nvswitch",
     "nvme": "nvme",
     "gpu": "nvidia",
+    "gpu-vf": "nvidia",
 }
 _SPEEDS: Final = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 _SHARED: Final = frozenset(
@@ -92,7 +93,7 @@ class SysTree:
 
     def _device(self, device: PciDevice, group: int) -> None:
         home = self.folder_of(device)
-        gpu = self._gpus.get(device.address)
+        gpu = self._gpus.get(device.physfn or device.address)
         vendor, model = device.vendor, gpu.device.device if gpu else device.device
         subsystem = gpu.numbers["pci_subsystem_id"] if gpu else model << 16 | vendor
         number = _CLASSES.get(device.kind, 0)
@@ -127,7 +128,7 @@ class SysTree:
             self._iommu(device, home, group)
         if device.kind == "nic":
             self._nic(device, home)
-            self._functions(device, home)
+        self._functions(device, home)
 
     @staticmethod
     def _uevent(driver: str, number: int, vendor: int, model: int, subsystem: int, address: str) -> str:

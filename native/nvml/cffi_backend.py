@@ -23,8 +23,8 @@ from native.nvml.errors import NvmlReturn
 from native.nvml.types import GpuSnapshot, NvLink, NvmlSnapshot
 from native.nvml.values import SUCCESS, Fields, PciInfo, clean_text
 
-# Fields of GpuSnapshot that are one number (or text) of door_gpu under the same name, without those that tell a GPU from
-# its siblings.
+# Fields of GpuSnapshot that are one number (or text) of door_gpu under the same name, without those that tell a GPU
+# from its siblings.
 _NUMBERS = (
     "brand",
     "architecture",

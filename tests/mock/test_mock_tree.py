@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from native.mock import MockNode, ProfileError, nodefile, profiles
+from native.mock import MockNode, ProfileError, nodefile, pcie, profiles
 from native.mock.tree import make_node
 from native.sysfs import read_host
+from native.uevents import UeventWatcher
 from tests.support.mocknodes import Node
 
 MATRICES = json.loads((Path(__file__).parent / "data" / "topo.json").read_text())["matrices"]
@@ -285,3 +288,48 @@ def test_a_nic_has_virtual_functions_that_know_their_physical_one(tmp_path: Path
 def test_a_wrong_number_of_virtual_functions_is_refused(count: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=message):
         profiles.load(with_functions(count, tmp_path))
+
+
+def test_a_gpu_has_virtual_functions_on_the_bus_that_nvml_does_not_know(tmp_path: Path) -> None:
+    path = tmp_path / "vgpu.yaml"
+    path.write_text(re.sub(r'("00:1e\.0"): gpu', r"\1: {gpu: {vfs: 3}}", profiles.text("t4")))
+    node = MockNode.create(tmp_path / "root", path)
+    (gpu,) = node.profile.gpus
+    home = node.root.joinpath("sys/devices", *gpu.device.path)
+    assert sorted(link.name for link in home.glob("virtfn*")) == ["virtfn0", "virtfn1", "virtfn2"]
+    first = (home / "virtfn0").resolve()
+    assert (first / "physfn").resolve() == home
+    assert (first / "device").read_text() == (home / "device").read_text()
+    assert (first / "class").read_text() == (home / "class").read_text()
+    host = read_host(node.root / "sys", node.root / "proc")
+    assert [device.address for device in host.gpus] == [gpu.address]
+    assert [device.physfn for device in host.devices if device.vendor == 0x10DE] == [None] + [gpu.address] * 3
+    assert node.nvidia_smi("-L").count("GPU ") == 1
+
+    node.unplug(gpu.address)
+    assert not any(device.vendor == 0x10DE for device in read_host(node.root / "sys", node.root / "proc").devices)
+    node.plug(gpu.address)
+    assert len([device for device in read_host(node.root / "sys", node.root / "proc").devices if device.physfn]) == 3
+
+
+@pytest.mark.parametrize(
+    "leaf", ["{gpu: 3}", "{gpu: {vfs: 2, name: x}}", "{gpu: {vfs: 129}}", "{gpu: {vfs: 1}, nic: x}"]
+)
+def test_a_gpu_leaf_that_is_wrong_is_refused(leaf: str) -> None:
+    tree = [{"root": "0000:00", "tree": {"00:1e.0": yaml.safe_load(leaf)}}]
+    with pytest.raises(ProfileError, match=r"^pcie\[0\]\.tree\[00:1e\.0\]"):
+        pcie.read(tree)
+
+
+@pytest.mark.bug("B11")
+def test_who_watches_the_tree_hears_of_hot_plug(own_node: MockNode) -> None:
+    called = threading.Semaphore(0)
+    watcher = UeventWatcher(called.release, settle_seconds=0.01, sys_root=own_node.root / "sys")
+    assert watcher.start()
+    try:
+        own_node.unplug(own_node.profile.gpus[0].address)
+        assert called.acquire(timeout=20)
+        own_node.plug(own_node.profile.gpus[0].address)
+        assert called.acquire(timeout=20)
+    finally:
+        watcher.stop()
