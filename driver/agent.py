@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING
 
 from driver.bridge import AgentObserver, ClaimHandler, count_prepared, own_partitions, resources, with_owners
 from driver.discovery import Discovery, View
+from driver.later import Later
+from driver.lookout import Lookout, Surroundings
 from driver.metrics import Deferred, Metrics
 from driver.model import DriverFiles, GpuState, MigSupport, NodeInventory, Problem
+from driver.offering import Offering
 from driver.prepare import (
     DeviceNodes,
     DriverRoot,
@@ -43,8 +46,10 @@ from native.devnodes import read_node
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from driver.journal.scribe import Scribe
     from driver.node import NodeReader
     from kubeletplugin.healthserver import HealthServer
+    from native.nvml.session import NvmlSession
     from native.uevents import UeventWatcher
 
 log = logging.getLogger(__name__)
@@ -72,7 +77,11 @@ class Agent:
         self._metrics = Deferred()
         self._pool_name = pool_name(settings.node_name, settings.driver_name)
         self._client = connect(settings)
-        self._observer = AgentObserver(self._metrics)
+        self._scribe: Later[Scribe] = Later()
+        self._observer = AgentObserver(self._metrics, self._scribe)
+        # A boot id lasts as long as the kernel, and this process ends before it.
+        self._boot_id = read_boot_id(Path(settings.proc_root))
+        self._publishing = threading.Lock()
         self._discovery = Discovery(
             self._read,
             self._changed,
@@ -81,17 +90,32 @@ class Agent:
             looked=self._recover,
             measured=self._measured,
         )
+        self._offering = Offering(settings, self._discovery.inventory)
         self._preparer = self._make_preparer()
         self._patient = PatientPreparer(self._preparer, settings.prepare_wait_seconds)
+        self._lookout = Lookout(
+            Surroundings(
+                settings,
+                self._pool_name,
+                self._boot_id,
+                self._metrics,
+                self._observer,
+                self._preparer.prepared,
+                self._publish,
+                self._session,
+            ),
+            self._scribe,
+        )
         self._plugin = Plugin(
             settings.driver_name,
             settings.node_name,
-            ClaimHandler(self._patient, self._metrics, self._say),
+            ClaimHandler(self._patient, self._metrics, self._say, self._scribe, self._lookout.condition),
             client=self._client,
             plugins_dir=Path(settings.plugins_dir),
             registry_dir=Path(settings.registry_dir),
             instance_uid=settings.instance_uid or None,
             observer=self._observer,
+            health=self._lookout.board,
         )
         self._known_problems: frozenset[Problem] = frozenset()
         self._reader: NodeReader | None = None
@@ -157,7 +181,8 @@ class Agent:
         settings = self._settings
         metrics = Metrics()
         self._metrics.attach(metrics)
-        metrics.set("gpudra_build_info", 1, version=metadata.version("gpudra"))
+        version = metadata.version("gpudra")
+        metrics.set("gpudra_build_info", 1, version=version)
         node: api.JSON = {"apiVersion": "v1", "kind": "Node", "name": settings.node_name, "uid": settings.node_name}
         events = EventRecorder(self._client, component="gpudra-agent", host=settings.node_name)
         self._observer.attach(events, node)
@@ -175,17 +200,21 @@ class Agent:
             return None
         uevents = UeventWatcher(self._discovery.request, sys_root=Path(settings.sys_root))
         uevents.start()
+        self._lookout.start(self._plugin, self._discovery, version)
         return _Parts(health, uevents)
 
     def _shut_down(self, parts: _Parts) -> None:
         log.info("ending: calls in hand are finished, published slices stay")
         self._patient.close()
         parts.uevents.stop()
+        self._lookout.stop()
         self._discovery.stop(1.0)
         self._plugin.stop(SHUTDOWN_SECONDS)
+        self._offering.close()
         if parts.health is not None:
             parts.health.stop()
         self._observer.close()
+        self._lookout.close()
         if self._reader is not None:
             self._reader.close()
         log.info("ended")
@@ -225,6 +254,10 @@ class Agent:
             self._discovery.request()
         return with_owners(inventory, before | own_partitions(self._preparer.prepared()))
 
+    def _session(self) -> NvmlSession | None:
+        """The door to NVML; None before the first reading."""
+        return self._reader.session if self._reader is not None else None
+
     def _measured(self, seconds: float, failure: str | None) -> None:
         if failure:
             self._observer.heard.set()
@@ -240,6 +273,8 @@ class Agent:
     def _changed(self, view: View) -> None:
         """The node is another: publish it."""
         inventory = view.inventory
+        self._scribe.tell(lambda scribe: scribe.node(inventory, view.unavailable))
+        self._lookout.looked()
         if inventory is None:
             return
         if inventory.mock:
@@ -251,18 +286,26 @@ class Agent:
                 metrics.set("gpudra_gpus", states.count(state), state=state.value)
 
         self._metrics.tell(tell)
-        self._publish(inventory, driver_gone=view.unavailable is not None)
+        self._publish()
 
-    def _publish(self, inventory: NodeInventory, *, driver_gone: bool) -> None:
-        taint: api.JSON = {"key": DRIVER_TAINT, "effect": "NoSchedule"}
-        taints = {gpu.name: [taint] for gpu in inventory.gpus} if driver_gone else {}
-        if self._mig is MigSupport.DYNAMIC:
-            self._plugin.publish(lambda features: self._pool(inventory, taints, counters=features.partitionable))
-        else:
-            self._plugin.publish(self._pool(inventory, taints))
+    def _publish(self) -> None:
+        """Publish the newest snapshot, with the taints of now."""
+        with self._publishing:
+            view = self._discovery.view
+            if view.inventory is None:
+                return
+            inventory, taints = self._lookout.view(view.inventory)
+            inventory = self._offering.offered(inventory, self._preparer.prepared())
+            if view.unavailable is not None:
+                taint: api.JSON = {"key": DRIVER_TAINT, "effect": "NoSchedule"}
+                taints = {gpu.name: [*taints.get(gpu.name, ()), taint] for gpu in inventory.gpus}
+            if self._mig is MigSupport.DYNAMIC:
+                self._plugin.publish(lambda features: self._pool(inventory, taints, counters=features.partitionable))
+            else:
+                self._plugin.publish(self._pool(inventory, taints))
 
     def _pool(
-        self, inventory: NodeInventory, taints: Mapping[str, Sequence[api.JSON]], *, counters: bool = False
+        self, inventory: NodeInventory, taints: Mapping[str, list[api.JSON]], *, counters: bool = False
     ) -> api.DriverResources:
         settings = self._settings
         pool = build_pool(
@@ -281,6 +324,7 @@ class Agent:
                 "the API server does not keep counters (feature gate DRAPartitionableDevices, Kubernetes 1.36): no "
                 "partitions are made, those that stand are handed out as with --mig static"
             )
+        self._lookout.published([device["name"] for device in pool.devices], taints)
         return resources(pool)
 
     # claims
@@ -295,8 +339,6 @@ class Agent:
     def _make_preparer(self) -> Preparer:
         settings = self._settings
         root = Path(settings.driver_root)
-        # A boot id lasts as long as the kernel, and this process ends before it.
-        boot_id = read_boot_id(Path(settings.proc_root))
         devices = settings.dev_path.parent
         nodes = DeviceNodes(
             lambda path: read_node(devices, path),
@@ -304,8 +346,8 @@ class Agent:
             require_devices=not settings.plain_device_nodes,
             capabilities=functools.partial(capability_minor, settings.proc_root),
         )
-        door = MigDoor(lambda: self._reader and self._reader.session, settings.nvml_deadline_seconds)
-        steps = [MigStep(door, nodes, lambda: boot_id)] if self._mig is MigSupport.DYNAMIC else []
+        door = MigDoor(self._session, settings.nvml_deadline_seconds)
+        mig = [MigStep(door, nodes, lambda: self._boot_id)] if self._mig is MigSupport.DYNAMIC else []
         return Preparer(
             settings.driver_name,
             self._pool_name,
@@ -319,9 +361,9 @@ class Agent:
                 hook_path=settings.cdi_hook,
             ),
             nodes=nodes,
-            steps=steps,
+            steps=[*mig, *self._offering.steps()],
             mig=self._mig,
-            boot_id=lambda: boot_id,
+            boot_id=lambda: self._boot_id,
         )
 
     def _recover(self) -> None:
@@ -337,6 +379,11 @@ class Agent:
         ):
             if done:
                 log.info(text, extra={"claims": done})
+        self._offering.recovered(self._preparer.prepared)
+        known = {record.ref.uid: record.ref for record in self._preparer.prepared()}
+        found = {"undone": report.undone, "remade": report.remade, "orphan": report.orphans}
+        self._scribe.tell(lambda scribe: scribe.recovered(found, known))
+        self._scribe.tell(lambda scribe: scribe.claims())
         count_prepared(self._preparer.prepared(), self._metrics)
         self._patient.changed()
 

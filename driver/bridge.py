@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from driver.later import Later
 from driver.metrics import Deferred, Metrics
 from driver.model import Gpu, NodeInventory, Placement
 from driver.names import DeviceName
@@ -17,6 +19,7 @@ from driver.publish import PoolDocument
 from kubeletplugin import api
 
 if TYPE_CHECKING:
+    from driver.journal.scribe import Scribe
     from kubeletplugin.events import EventRecorder
 
 log = logging.getLogger(__name__)
@@ -77,6 +80,9 @@ def kind_of(device: str) -> str:
 Say: TypeAlias = Callable[[api.Claim, Sequence[api.DeviceStatus]], None]
 """Takes what the claim's status is to say; returns at once."""
 
+Condition: TypeAlias = Callable[[str], api.JSON | None]
+"""Device name -> a condition of ``status.devices`` about its health; None: nothing is to be said."""
+
 
 class ClaimHandler:
     """The plugin library's ``Handler`` over the driver's ``PatientPreparer``.
@@ -85,28 +91,42 @@ class ClaimHandler:
         preparer: does the work.
         metrics: told how much is prepared.
         say: tells people which hardware a claim has; ``None`` says nothing.
+        scribe: puts down what becomes of claims.
+        condition: what is to be said of a device's health.
     """
 
-    def __init__(self, preparer: PatientPreparer, metrics: Deferred, say: Say | None = None) -> None:
+    def __init__(
+        self,
+        preparer: PatientPreparer,
+        metrics: Deferred,
+        say: Say | None = None,
+        scribe: Later[Scribe] | None = None,
+        condition: Condition = lambda _device: None,
+    ) -> None:
         self._preparer = preparer
         self._metrics = metrics
         self._say = say
+        self._condition = condition
+        self._scribe: Later[Scribe] = scribe if scribe is not None else Later()
 
     def prepare(self, claims: Sequence[api.Claim]) -> Mapping[str, api.PrepareResult]:
         """Make the devices of each claim ready."""
+        began = time.monotonic()
+        self._begin([_ref(claim.ref) for claim in claims], "prepare")
         answers = self._preparer.prepare({claim.ref.uid: claim.document for claim in claims})
         results: dict[str, api.PrepareResult] = {}
         for claim in claims:
             answer = answers[claim.ref.uid]
             if isinstance(answer, ClaimError):
                 log.warning("cannot prepare claim %s: %s", claim.ref, answer)
+                self._failed(_ref(claim.ref), "prepare", answer)
                 results[claim.ref.uid] = _error(answer)
                 continue
             log.info("prepared claim %s", claim.ref, extra={"devices": [device.device for device in answer]})
             results[claim.ref.uid] = [
                 api.PreparedDevice(d.requests, d.pool, d.device, d.cdi_device_ids, d.share_id) for d in answer
             ]
-        count_prepared(self._preparer.prepared(), self._metrics)
+        self._ended([claim.ref.uid for claim in claims], began)
         self._tell([claim for claim in claims if not isinstance(results[claim.ref.uid], api.PrepareError)])
         return results
 
@@ -118,22 +138,52 @@ class ClaimHandler:
         for claim in prepared:
             record = records.get(claim.ref.uid)
             if record is not None and record.devices:
-                self._say(claim, device_statuses(record))
+                self._say(claim, device_statuses(record, self._condition))
 
     def unprepare(self, claims: Sequence[api.ClaimRef]) -> Mapping[str, api.PrepareError | None]:
         """Undo claims."""
-        answers = self._preparer.unprepare([ClaimRef(ref.namespace, ref.name, ref.uid) for ref in claims])
+        began = time.monotonic()
+        refs = [_ref(ref) for ref in claims]
+        self._begin(refs, "unprepare")
+        answers = self._preparer.unprepare(refs)
         for ref in claims:
             answer = answers[ref.uid]
             if answer is None:
                 log.info("unprepared claim %s", ref)
             else:
                 log.warning("cannot unprepare claim %s: %s", ref, answer)
-        count_prepared(self._preparer.prepared(), self._metrics)
+                self._failed(_ref(ref), "unprepare", answer)
+        self._ended([ref.uid for ref in claims], began)
         return {uid: None if answer is None else _error(answer) for uid, answer in answers.items()}
 
+    def _begin(self, refs: Sequence[ClaimRef], operation: str) -> None:
+        """Put down that work begins; not where there is none, as for a claim that is prepared already."""
+        known = {record.ref.uid for record in self._preparer.prepared() if record.trusted or operation != "prepare"}
+        for ref in refs:
+            if (ref.uid in known) == (operation == "unprepare"):
+                self._began(ref, operation)
 
-def device_statuses(record: ClaimRecord) -> list[api.DeviceStatus]:
+    def _began(self, ref: ClaimRef, operation: str) -> None:
+        self._scribe.tell(lambda scribe: scribe.began(ref, operation))
+
+    def _failed(self, ref: ClaimRef, operation: str, error: ClaimError) -> None:
+        self._scribe.tell(
+            lambda scribe: scribe.failed(
+                ref, operation, reason=error.reason, error=str(error), permanent=error.permanent
+            )
+        )
+
+    def _ended(self, uids: Sequence[str], began: float) -> None:
+        seconds = time.monotonic() - began
+        self._scribe.tell(lambda scribe: scribe.claims(dict.fromkeys(uids, seconds)))
+        count_prepared(self._preparer.prepared(), self._metrics)
+
+
+def _ref(ref: api.ClaimRef) -> ClaimRef:
+    return ClaimRef(ref.namespace, ref.name, ref.uid)
+
+
+def device_statuses(record: ClaimRecord, condition: Condition = lambda _device: None) -> list[api.DeviceStatus]:
     """Which hardware stands behind the devices of a claim; one entry for a device that several requests name."""
     statuses: dict[tuple[str, str, str | None], api.DeviceStatus] = {}
     for device in record.devices:
@@ -141,7 +191,9 @@ def device_statuses(record: ClaimRecord) -> list[api.DeviceStatus]:
         if (partition := device.partition) is not None:
             data.update(parentUUID=partition.parent, profile=partition.profile)
         key = device.pool, device.device, device.share_id
-        statuses[key] = api.DeviceStatus(device.pool, device.device, device.share_id, data=data)
+        said = condition(device.device)
+        conditions = (said,) if said is not None else ()
+        statuses[key] = api.DeviceStatus(device.pool, device.device, device.share_id, conditions, data)
     return list(statuses.values())
 
 
@@ -152,7 +204,8 @@ def _error(error: ClaimError) -> api.PrepareError:
 class AgentObserver(api.NullObserver):
     """Takes what the plugin library tells to metrics, the log and Events on the Node."""
 
-    def __init__(self, metrics: Deferred) -> None:
+    def __init__(self, metrics: Deferred, scribe: Later[Scribe] | None = None) -> None:
+        self._scribe: Later[Scribe] = scribe if scribe is not None else Later()
         self.heard = threading.Event()
         """Set once it is known how the first attempt to publish went, or that there will be none for now."""
         self._metrics = metrics
@@ -197,6 +250,7 @@ class AgentObserver(api.NullObserver):
         else:
             log.error("the kubelet refused the plugin: %s", error)
         self._metrics.tell(lambda m: m.registered(ok=ok, error=error))
+        self._scribe.tell(lambda scribe: scribe.registered(ok=ok, error=error))
 
     def published(self, pool: str, *, slices: int, writes: int) -> None:
         """Say and count writes; a pool that was refused before is well again."""
@@ -206,6 +260,7 @@ class AgentObserver(api.NullObserver):
         if writes:
             log.info("published", extra={"pool": pool, "slices": slices, "writes": writes})
         self._metrics.tell(lambda m: m.published(pool, slices=slices, writes=writes))
+        self._scribe.tell(lambda scribe: scribe.published(pool, slices=slices, writes=writes))
 
     def publish_failed(self, failure: api.PublishFailure) -> None:
         """Count it; a refusal (not a mere absence of the server) becomes an Event and makes the agent not ready."""
@@ -219,6 +274,7 @@ class AgentObserver(api.NullObserver):
             news = self._refused.get(failure.pool) != message
             self._refused[failure.pool] = message
         if news:
+            self._scribe.tell(lambda scribe: scribe.refused(failure.pool, failure.status, failure.message))
             self._record("Warning", "ResourceSliceRefused", message)
 
     def dropped(self, dropped: api.DroppedFields) -> None:
@@ -228,7 +284,22 @@ class AgentObserver(api.NullObserver):
         message = f"pool {dropped.pool}: the API server dropped {fields}; it keeps them with {gates} enabled"
         log.warning("%s", message)
         self._metrics.tell(lambda m: m.dropped(dropped))
+        self._scribe.tell(lambda scribe: scribe.dropped(dropped.pool, dropped.fields, dropped.feature_gates))
         self._record("Warning", "ResourceSliceFieldsDropped", message)
+
+    def claim_event(self, ref: ClaimRef, kind: str, reason: str, message: str) -> None:
+        """Write an Event about a claim, where whoever looks at the pod's claim finds it."""
+        about: api.JSON = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "namespace": ref.namespace,
+            "name": ref.name,
+            "uid": ref.uid,
+        }
+        with self._lock:
+            events = self._events
+        if events is not None:
+            events.record(about, kind, reason, message)
 
     def _record(self, kind: str, reason: str, message: str) -> None:
         with self._lock:

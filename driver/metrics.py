@@ -79,6 +79,44 @@ TABLE: tuple[Definition, ...] = (
     Definition("gauge", "gpudra_driver_available", "1 while NVML answers, 0 while the NVIDIA driver is not there."),
     Definition("histogram", "gpudra_snapshot_duration_seconds", "Time to read the whole node."),
     Definition("counter", "gpudra_snapshot_failures_total", "Readings of the node that gave nothing.", ("reason",)),
+    Definition("gauge", "gpudra_devices_health", "Devices by what is known of their health.", ("health",)),
+    Definition(
+        "gauge",
+        "gpudra_device_unhealthy",
+        "1 while a device is unhealthy for this cause, 0 once that has passed.",
+        ("device", "cause"),
+    ),
+    Definition(
+        "counter",
+        "gpudra_gpu_events_total",
+        "Events that NVML reported by itself, XIDs by their number, by device.",
+        ("device", "event"),
+    ),
+    Definition("gauge", "gpudra_claims_idle", "Prepared claims whose devices nobody uses for idleSeconds or longer."),
+    Definition(
+        "gauge",
+        "gpudra_claim_idle_seconds",
+        "For how long a claim's device has not been used, as far as the agent has seen.",
+        ("namespace", "claim", "device"),
+    ),
+    Definition(
+        "counter",
+        "gpudra_claims_swept_total",
+        "Claims that were unprepared because the API server no longer has them, by outcome.",
+        ("outcome",),
+    ),
+    Definition(
+        "counter",
+        "gpudra_journal_lost_total",
+        "Records that are missing from the journal (queue, error, end), and writes that failed and were tried again.",
+        ("cause",),
+    ),
+    Definition(
+        "counter",
+        "gpudra_webhook_posts_total",
+        "Messages of the webhook by outcome (ok, retried, dropped).",
+        ("outcome",),
+    ),
     Definition("gauge", "gpudra_build_info", "Always 1; the version is a label.", ("version",)),
 )
 
@@ -112,6 +150,11 @@ class Metrics(NullObserver):
 
         server, _ = prometheus_client.start_http_server(port, addr=address, registry=self.registry)
         return int(server.server_address[1])
+
+    def remove(self, name: str, **labels: str) -> None:
+        """Take one series away."""
+        if self._children.pop((name, *labels.items()), None) is not None:
+            self._metrics[name].remove(*labels.values())
 
     def add(self, name: str, value: float = 1, **labels: str) -> None:
         """Add to a counter."""

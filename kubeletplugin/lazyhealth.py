@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -35,7 +35,7 @@ class LazyHealthService(grpc.GenericRpcHandler):
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._closed = False
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The handler for a call of NodeWatchResources; None for any other."""
         if handler_call_details.method not in _METHODS:
             return None

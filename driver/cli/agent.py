@@ -79,11 +79,23 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "they are made for claims and destroyed with them, where the API server keeps counters (default: static)",
         "device_order": "pack: partitions fill one GPU after the other; spread: all GPUs alike (default: pack)",
     },
+    "what is offered, and shared": {
+        "allow_devices": "GPUs that are offered, separated by commas: UUIDs, PCI addresses, model=NVIDIA A100*, "
+        "index=3 (default: all)",
+        "deny_devices": "GPUs that are not offered, in the same words (default: none)",
+        "display_gpus": "offer or withhold GPUs that a monitor is connected to (default: offer)",
+        "held_gpus": "offer or withhold GPUs that processes of the host use while no claim has them (default: offer)",
+        "shares": 'GPUs that several claims may have shares of, and how many, as {"model=NVIDIA L4*": 4, "index=7": 2} '
+        "(default: none)",
+        "sharing": "ways of sharing that claims may ask for (default: TimeSlicing,MPS)",
+        "sharing_seconds": "how long the settings of one claim or the start of its MPS daemon may take (default: 10)",
+        "mps_dir": "folder of the MPS daemons, at the same path on the host (default: /run/gpudra/mps)",
+    },
     "health": {
         "health_seconds": "how often the GPUs' health is probed (default: 10)",
         "health_recovery_seconds": "for how long a GPU must be well before a fault counts as passed (default: 120)",
         "ignore_xids": "XIDs that decide nothing, as 13,31 (default: none beyond those of applications)",
-        "ignore_causes": "causes that decide nothing, as thermal-slowdown,pcie-degraded (docs/health.md; default: none)",
+        "ignore_causes": "causes that decide nothing, as thermal-slowdown,pcie-degraded (default: none)",
         "ignore_devices": "GPUs whose faults decide nothing: device names, PCI addresses or UUIDs (default: none)",
         "evict": "never, fatal or device: from which severity on a taint evicts pods (default: never)",
         "degraded_taints": "true: keep new pods also from GPUs that only work less well (default: false)",
@@ -137,7 +149,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _metavar(name: str) -> str:
     kind = str(FIELDS[name].type)
     if "int" in kind:
-        return "PORT"
+        return "PORT" if name.endswith("port") else name.rpartition("_")[2].upper()
     if "float" in kind:
         return "SECONDS"
     return name.rpartition("_")[2].upper()

@@ -9,7 +9,7 @@ GPU, and so every partition of it: NVML writes 0xFFFFFFFF for that). Two kinds d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -87,7 +87,7 @@ def of_event(event: NvmlEvent) -> Finding | None:
     return Finding(cause, severity, message, gpu_instance=event.gpu_instance, event=True)
 
 
-_EVENTS: Final = {
+_EVENTS: Final[Mapping[int, tuple[str, Severity, str]]] = {
     EventType.DOUBLE_BIT_ECC_ERROR: (ECC, Severity.DEVICE, "an uncorrectable ECC error; reset the GPU"),
     EventType.SINGLE_BIT_ECC_ERROR_STORM: (ECC, Severity.DEGRADED, "a storm of corrected ECC errors; watch the GPU"),
     EventType.DRAM_RETIREMENT_FAILURE: (ROW_REMAP_FAILURE, Severity.FATAL, "memory could not be retired; replace it"),
@@ -152,6 +152,10 @@ def of_registration(code: int) -> tuple[Finding, ...]:
     return (Finding(UNMONITORED, Severity.DEGRADED, message),)
 
 
+NO_DRIVER: Final = frozenset(
+    {NvmlReturn.DRIVER_NOT_LOADED, NvmlReturn.UNINITIALIZED, NvmlReturn.LIB_RM_VERSION_MISMATCH}
+)
+"""Codes that are about the driver as a whole, wherever they turn up."""
 GONE: Final = frozenset({NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND, NvmlReturn.GPU_IS_LOST})
 
 

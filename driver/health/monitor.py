@@ -14,14 +14,14 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from driver.health.findings import Finding
+from driver.health.findings import NO_DRIVER, Finding, of_event
 from driver.health.keeper import Keeper
 from driver.model import NodeInventory
-from native.nvml.errors import NvmlError
+from native.nvml.errors import NvmlError, code_name
 from native.nvml.eventtypes import NvmlEvent
 from native.nvml.healthtypes import GpuHealth
 
@@ -165,8 +165,6 @@ class Monitor:
 
     def _tell_rest(self) -> None:
         """Repeats that were held back, now that their time has come; forget what is long ago."""
-        from driver.health.findings import of_event
-
         now = time.monotonic()
         late = [event for event in self._held if now - self._told.get(event, 0.0) >= REPEAT_SECONDS]
         told = [self._tell(event, finding, now) for event in late if (finding := of_event(event)) is not None]
@@ -185,6 +183,7 @@ class Monitor:
             addresses = [str(gpu.address) for gpu in inventory.gpus if gpu.driver in (None, "nvidia")]
             try:
                 health = {one.address: one for one in (self._probe(addresses) if addresses else ())}
+                problem = _driver_problem(health.values())
             except NvmlError as error:
                 problem = str(error)
         if problem is not None or inventory is None:
@@ -193,3 +192,9 @@ class Monitor:
             self._keeper.look(inventory.gpus, health, self._unmonitored())
         self._tell_rest()
         self._looked(Look(health, problem))
+
+
+def _driver_problem(health: Iterable[GpuHealth]) -> str | None:
+    """A driver that went away during the look shows as a failure of GPUs: it is none of theirs."""
+    codes = {code for one in health if (code := one.codes.get("handle")) in NO_DRIVER}
+    return f"NVML says {', '.join(code_name(code) for code in sorted(codes))}" if codes else None

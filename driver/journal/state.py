@@ -24,7 +24,7 @@ class JournalState(msgspec.Struct, omit_defaults=True):
     taints: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
     """Device name -> taint key -> ``value:effect``."""
     driver: dict[str, Any] = msgspec.field(default_factory=dict)
-    """``available``, ``version``, ``reason``."""
+    """``available``, ``version``."""
     agent: dict[str, Any] = msgspec.field(default_factory=dict)
     """``running``, ``version``, ``registered``, ``settings`` (those that are not the default)."""
 
@@ -96,7 +96,13 @@ def _health(state: JournalState, record: Record) -> None:
         return
     entry = state.devices.setdefault(record.device, {})
     entry.pop("cause", None)
-    entry["health"] = record.data.get("after")
+    entry.pop("health", None)
+    after = record.data.get("after")
+    if after is None:
+        if not entry:
+            del state.devices[record.device]
+        return
+    entry["health"] = after
     if cause := record.data.get("cause"):
         entry["cause"] = cause
 
@@ -116,7 +122,7 @@ def _taint(state: JournalState, record: Record) -> None:
 
 
 def _driver(state: JournalState, record: Record) -> None:
-    state.driver = {key: record.data[key] for key in ("available", "version", "reason") if key in record.data}
+    state.driver = {key: record.data[key] for key in ("available", "version") if key in record.data}
 
 
 def _start(state: JournalState, record: Record) -> None:

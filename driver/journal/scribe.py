@@ -1,0 +1,269 @@
+"""What of the agent's life is put down, and how: one method for each kind of news.
+
+News that is looked at again and again (the node, verdicts, claims) is compared with what the journal knows already, in
+the journal's own thread, so that each transition is one record however often somebody looks, also over a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from driver.journal.records import ClaimId, Kind
+from driver.journal.state import JournalState, claim_entry
+from driver.journal.writer import Draft
+
+if TYPE_CHECKING:
+    from driver.health.monitor import Heard
+    from driver.health.verdicts import Verdict
+    from driver.journal.writer import Journal
+    from driver.model import NodeInventory
+    from driver.prepare import ClaimRecord, ClaimRef
+
+
+class Scribe:
+    """Safe for threads; every method returns at once.
+
+    Args:
+        journal: where to write.
+        records: the claims as the checkpoint has them now.
+    """
+
+    def __init__(self, journal: Journal, records: Callable[[], Sequence[ClaimRecord]]) -> None:
+        self._journal = journal
+        self._records = records
+        self._wish = False
+
+    # the agent
+
+    def started(self, version: str, settings: Mapping[str, Any]) -> None:
+        """The agent has begun.
+
+        Args:
+            settings: those that are not the default, without secrets.
+        """
+        self._journal.record(Kind.AGENT_START, data={"version": version})
+
+        def compare(state: JournalState) -> Iterable[Draft]:
+            before, after = state.agent.get("settings"), dict(settings)
+            if before != after:
+                yield Draft(Kind.SETTINGS, data={"before": before, "after": after})
+
+        self._journal.compare(compare)
+
+    def ended(self) -> None:
+        """The agent ends in order."""
+        self._journal.record(Kind.AGENT_STOP)
+
+    def registered(self, *, ok: bool, error: str) -> None:
+        """What the kubelet said."""
+        self._journal.record(Kind.REGISTER, data={"ok": ok, **({"error": error} if error else {})})
+
+    # slices
+
+    def wished(self) -> None:
+        """The pool is to be another from now on: writes that follow are no repair."""
+        self._wish = True
+
+    def published(self, pool: str, *, slices: int, writes: int) -> None:
+        """A pool is in the API server as desired."""
+        wish, self._wish = self._wish, False
+        if writes:
+            kind = Kind.PUBLISH if wish else Kind.LOST
+            self._journal.record(kind, data={"pool": pool, "slices": slices, "writes": writes})
+
+    def refused(self, pool: str, status: int | None, message: str) -> None:
+        """The API server did not take a pool, or did not answer."""
+        self._journal.record(Kind.REFUSED, data={"pool": pool, "status": status, "message": message})
+
+    def dropped(self, pool: str, fields: Sequence[str], gates: Sequence[str]) -> None:
+        """The API server did not keep fields."""
+        self._journal.record(Kind.DROPPED, data={"pool": pool, "fields": list(fields), "featureGates": list(gates)})
+
+    # the node
+
+    def node(self, inventory: NodeInventory | None, unavailable: str | None) -> None:
+        """The node was looked at."""
+        driver = driver_entry(inventory, unavailable)
+        why_not = {} if unavailable is None else {"reason": unavailable}
+        devices = None if inventory is None else device_states(inventory)
+        reasons = {} if inventory is None else {gpu.name: gpu.reason for gpu in inventory.gpus if gpu.reason}
+
+        def compare(state: JournalState) -> Iterable[Draft]:
+            if state.driver != driver:
+                yield Draft(Kind.DRIVER, data={**driver, **why_not, "before": state.driver})
+            if devices is None:
+                return
+            for name in sorted({*state.devices, *devices}):
+                was, now = state.devices.get(name, {}).get("state"), devices.get(name)
+                if was != now:
+                    why = {"reason": reasons[name]} if name in reasons else {}
+                    yield Draft(Kind.DEVICE, name, data={"before": was, "after": now, **why})
+
+        self._journal.compare(compare)
+
+    # health
+
+    def verdicts(self, verdicts: Mapping[str, Verdict]) -> None:
+        """The devices were judged."""
+
+        def compare(state: JournalState) -> Iterable[Draft]:
+            for name, verdict in sorted(verdicts.items()):
+                known = state.devices.get(name, {})
+                before, after = known.get("health"), verdict.status.value
+                if (before, known.get("cause")) == (after, verdict.word or None):
+                    continue
+                data = {"before": before, "after": after, "cause": verdict.word, "message": verdict.message}
+                yield Draft(Kind.HEALTH, name, data={key: value for key, value in data.items() if value != ""})
+            for name, known in sorted(state.devices.items()):
+                if "health" in known and name not in verdicts:
+                    yield Draft(Kind.HEALTH, name, data={"before": known["health"], "after": None})
+
+        self._journal.compare(compare)
+
+    def taints(self, taints: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """The devices are published with these taints and no others."""
+        wanted = taint_entries(taints)
+
+        def compare(state: JournalState) -> Iterable[Draft]:
+            for name in sorted({*state.taints, *wanted}):
+                before, after = state.taints.get(name, {}), wanted.get(name, {})
+                for key in sorted({*before, *after}):
+                    if before.get(key) != after.get(key):
+                        data = {"key": key, "before": before.get(key), "after": after.get(key)}
+                        yield Draft(Kind.TAINT, name, data=data)
+
+        self._journal.compare(compare)
+
+    def heard(self, device: str | None, heard: Heard) -> None:
+        """NVML reported something by itself."""
+        event, finding = heard.event, heard.finding
+        data: dict[str, Any] = {"cause": finding.cause, "severity": finding.severity.name.lower()}
+        data["message"] = finding.message
+        fields = {"xid": event.xid, "gpuInstance": event.gpu_instance, "computeInstance": event.compute_instance}
+        data |= {key: value for key, value in fields.items() if value is not None}
+        if heard.count > 1:
+            data["count"] = heard.count
+        self._journal.record(Kind.XID, device=device or f"gpu-at-{event.address}", data=data)
+
+    # claims
+
+    def claims(self, seconds: Mapping[str, float] | None = None) -> None:
+        """Claims may stand differently now.
+
+        Args:
+            seconds: claim UID -> how long the work took that has just ended.
+        """
+
+        def compare(state: JournalState) -> Iterable[Draft]:
+            return claim_changes(state, self._records(), seconds or {})
+
+        self._journal.compare(compare)
+
+    def began(self, ref: ClaimRef, operation: str) -> None:
+        """Work on a claim begins (``prepare`` or ``unprepare``)."""
+        kind = Kind.PREPARE if operation == "prepare" else Kind.UNPREPARE
+        self._journal.record(kind, claim=claim_id(ref), data={"step": "began"})
+
+    def failed(self, ref: ClaimRef, operation: str, *, reason: str, error: str, permanent: bool) -> None:
+        """Work on a claim failed."""
+        data = {"operation": operation, "reason": reason, "error": error, "permanent": permanent}
+        self._journal.record(Kind.ERROR, claim=claim_id(ref), data=data)
+
+    def recovered(self, found: Mapping[str, Sequence[str]], refs: Mapping[str, ClaimRef]) -> None:
+        """What a start or a change of the driver made necessary.
+
+        Args:
+            found: outcome (``undone``, ``remade``, ``orphan``) -> claim UIDs.
+            refs: names of the claims that are known.
+        """
+        for outcome, uids in found.items():
+            for uid in uids:
+                ref = refs.get(uid)
+                claim = claim_id(ref) if ref is not None else ClaimId("", "", uid)
+                self._journal.record(Kind.RECOVER, claim=claim, data={"outcome": outcome})
+
+    def swept(self, ref: ClaimRef, why: str, error: str | None) -> None:
+        """A claim that is gone from the API server was unprepared (or could not be)."""
+        data = {"why": why, **({"error": error} if error else {})}
+        self._journal.record(Kind.SWEEP, claim=claim_id(ref), data=data)
+
+    def idle(self, ref: ClaimRef, device: str, *, idle: bool, seconds: float) -> None:
+        """A claim's device is not used, or used again."""
+        data = {"idle": idle, "seconds": round(seconds)}
+        self._journal.record(Kind.IDLE, device=device, claim=claim_id(ref), data=data)
+
+
+def claim_id(ref: ClaimRef) -> ClaimId:
+    """A claim as the journal names it."""
+    return ClaimId(ref.namespace, ref.name, ref.uid)
+
+
+def claim_changes(state: JournalState, records: Sequence[ClaimRecord], seconds: Mapping[str, float]) -> Iterable[Draft]:
+    """The records that lead from what the journal knows of the claims to what the checkpoint has."""
+    now = claim_entries(records)
+    for uid in sorted({*state.claims, *now}):
+        before, after = state.claims.get(uid), now.get(uid)
+        if before == after:
+            continue
+        entry = after or before or {}
+        claim = ClaimId(entry["namespace"], entry["name"], uid)
+        data: dict[str, Any] = {"phase": after["phase"], "devices": after["devices"]} if after else {}
+        if before:
+            data["before"] = before["phase"]
+        if uid in seconds:
+            data["seconds"] = round(seconds[uid], 4)
+        kind = Kind.PREPARE if after and after["phase"] != "Unpreparing" else Kind.UNPREPARE
+        yield Draft(kind, claim=claim, data=data)
+
+
+def claim_entries(records: Sequence[ClaimRecord]) -> dict[str, dict[str, Any]]:
+    """The claims of the checkpoint as the journal's state holds them."""
+    return {
+        record.ref.uid: claim_entry(
+            claim_id(record.ref), record.phase.value, sorted({device.device for device in record.devices})
+        )
+        for record in records
+    }
+
+
+def device_states(inventory: NodeInventory) -> dict[str, str]:
+    """Device name -> state, for the GPUs of the node."""
+    return {gpu.name: gpu.state.value for gpu in inventory.gpus}
+
+
+def driver_entry(inventory: NodeInventory | None, unavailable: str | None) -> dict[str, Any]:
+    """NVIDIA's driver as the journal's state holds it."""
+    entry: dict[str, Any] = {"available": unavailable is None}
+    if inventory is not None and inventory.driver_version:
+        entry["version"] = inventory.driver_version
+    return entry
+
+
+def taint_entries(taints: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, str]]:
+    """Taints as the journal's state holds them: device -> key -> ``value:effect``."""
+    return {
+        name: {str(taint["key"]): f"{taint.get('value', '')}:{taint['effect']}" for taint in some}
+        for name, some in taints.items()
+        if some
+    }
+
+
+def present_state(
+    records: Sequence[ClaimRecord],
+    inventory: NodeInventory | None,
+    unavailable: str | None,
+    verdicts: Mapping[str, Verdict],
+    taints: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> JournalState:
+    """What really holds, in the journal's words (the agent's own part apart)."""
+    state = JournalState(claims=claim_entries(records), taints=taint_entries(taints))
+    state.driver = driver_entry(inventory, unavailable)
+    if inventory is not None:
+        state.devices = {name: {"state": word} for name, word in device_states(inventory).items()}
+    for name, verdict in verdicts.items():
+        entry = state.devices.setdefault(name, {})
+        entry["health"] = verdict.status.value
+        if verdict.word:
+            entry["cause"] = verdict.word
+    return state

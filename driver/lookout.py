@@ -1,0 +1,215 @@
+"""What watches beside the agent's work: the journal, the GPUs' health, claims that are gone, devices that lie idle.
+
+All of it comes behind the registration and the first slice, and is loaded only then. Its news goes back to the agent:
+taints into the slices, words about claims into their status and Events.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from driver.bridge import AgentObserver, device_statuses
+from driver.later import Later
+from driver.metrics import Deferred
+from driver.model import GpuState, NodeInventory
+from driver.prepare import ClaimRecord, ClaimRef
+from driver.settings import FIELDS, Settings
+from kubeletplugin import api
+
+if TYPE_CHECKING:
+    from driver.discovery import Discovery
+    from driver.health.verdicts import Verdict
+    from driver.journal import Journal, JournalState
+    from driver.journal.scribe import Scribe
+    from driver.watch import HealthWatch, Watching
+    from kubeletplugin.health import HealthBoard
+    from kubeletplugin.plugin import Plugin
+    from native.nvml.session import NvmlSession
+
+log = logging.getLogger(__name__)
+
+HEALTH_FILE = "health.json"
+SECRET = frozenset({"webhook_url"})
+"""Settings of which the journal only says that they are set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What of the agent is needed here."""
+
+    settings: Settings
+    pool: str
+    boot_id: str | None
+    metrics: Deferred
+    observer: AgentObserver
+    records: Callable[[], Sequence[ClaimRecord]]
+    publish: Callable[[], None]
+    """Publish the newest snapshot again, with the taints of now."""
+    session: Callable[[], NvmlSession | None]
+
+
+class Lookout:
+    """See the module. Safe for threads."""
+
+    def __init__(self, agent: Surroundings, scribe: Later[Scribe]) -> None:
+        self._agent = agent
+        self._scribe = scribe
+        self._lock = threading.Lock()
+        self._watch: HealthWatch | None = None
+        self._watching: Watching | None = None
+        self._journal: Journal | None = None
+        self._plugin: Plugin | None = None
+        self._discovery: Discovery | None = None
+
+    # for the publication
+
+    def view(self, inventory: NodeInventory) -> tuple[NodeInventory, dict[str, list[api.JSON]]]:
+        """What is to be published of a snapshot, and with which taints."""
+        well = all(gpu.state is GpuState.READY for gpu in inventory.gpus)
+        if self._watch is None and well and not (self._agent.settings.state_dir / HEALTH_FILE).exists():
+            return inventory, {}  # the way to the first slice, where nothing is known to be wrong
+        watch = self._made()
+        return watch.shown(inventory), watch.taints()
+
+    def published(self, names: Sequence[str], taints: Mapping[str, list[api.JSON]]) -> None:
+        """A pool with these devices and taints was handed to the publisher."""
+        self._scribe.tell(lambda scribe: scribe.wished())
+        watch = self._watch
+        if watch is not None:
+            watch.published(names, taints)
+
+    # for the kubelet and the claims
+
+    def board(self) -> HealthBoard:
+        """What the kubelet's health stream tells."""
+        return self._made().board
+
+    def condition(self, device: str) -> api.JSON | None:
+        """What a claim's status says of a device's health; None: nothing."""
+        watch = self._watch
+        verdict = watch.verdict(device) if watch is not None else None
+        return watch.condition(verdict) if watch is not None and verdict is not None else None
+
+    # its life
+
+    def start(self, plugin: Plugin, discovery: Discovery, version: str) -> None:
+        """Begin to watch. To be called once the first slice is out, or will be long in coming."""
+        self._plugin, self._discovery = plugin, discovery
+        self._start_journal(version)
+        self._start_health(discovery)
+
+    def stop(self) -> None:
+        """End what looks; the journal goes on until ``close``."""
+        if self._watching is not None:
+            self._watching.stop()
+
+    def close(self) -> None:
+        """Put the end down and close the journal."""
+        self._scribe.tell(lambda scribe: scribe.ended())
+        if self._journal is not None and not self._journal.close():
+            log.warning("the last records of the journal are not written")
+
+    def _start_journal(self, version: str) -> None:
+        settings = self._agent.settings
+        if not settings.journal_bytes:
+            return
+        from driver.journal import Journal
+        from driver.journal.scribe import Scribe
+
+        self._journal = Journal(
+            settings.state_dir / "journal",
+            boot_id=self._agent.boot_id,
+            max_bytes=settings.journal_bytes,
+            truth=self._truth,
+            lost=lambda cause, count: self._agent.metrics.tell(
+                lambda m: m.add("gpudra_journal_lost_total", count, cause=cause)
+            ),
+        )
+        scribe = Scribe(self._journal, self._agent.records)
+        scribe.started(version, given(settings))
+        self._scribe.attach(scribe)
+        scribe.claims()
+        self._journal.start()
+
+    def _start_health(self, discovery: Discovery) -> None:
+        from driver.watch import Watching
+
+        watch = self._made()
+        inventory = discovery.inventory()
+        if inventory is not None:
+            watch.shown(inventory)
+
+        def newest() -> tuple[NodeInventory | None, str | None]:
+            view = discovery.view
+            return view.inventory, view.unavailable
+
+        self._watching = Watching(
+            watch,
+            self._agent.settings,
+            session=self._agent.session,
+            inventory=newest,
+            publish=self._agent.publish,
+            rescan=discovery.request,
+        )
+        self._watching.start()
+
+    def looked(self) -> None:
+        """The node was read, or the driver was found gone."""
+        watching = self._watching
+        if watching is not None:
+            watching.request()
+
+    def _made(self) -> HealthWatch:
+        with self._lock:
+            if self._watch is None:
+                from driver.watch import HealthWatch
+
+                agent = self._agent
+                self._watch = HealthWatch(
+                    agent.settings,
+                    agent.pool,
+                    agent.boot_id,
+                    agent.records,
+                    agent.metrics,
+                    self._scribe,
+                    self._affected,
+                )
+            return self._watch
+
+    def _affected(self, record: ClaimRecord, verdict: Verdict) -> None:
+        """A claim's device fell ill, or recovered: say it where people look at the claim."""
+        well = verdict.status.value != "unhealthy"
+        text = f"device {verdict.device} is {verdict.status.value}{'' if well else ': ' + verdict.message}"
+        kind, reason = ("Normal", "DeviceRecovered") if well else ("Warning", "DeviceUnhealthy")
+        self._agent.observer.claim_event(record.ref, kind, reason, text)
+        if self._plugin is not None:
+            self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self.condition))
+
+    def _truth(self) -> JournalState | None:
+        """What holds now, for the journal."""
+        from driver.journal.scribe import present_state
+
+        if self._discovery is None:
+            return None
+        view = self._discovery.view
+        verdicts, taints = self._watch.present() if self._watch is not None else ({}, {})
+        return present_state(self._agent.records(), view.inventory, view.unavailable, verdicts, taints)
+
+
+def claim_ref(ref: ClaimRef) -> api.ClaimRef:
+    """A claim as the plugin library names it."""
+    return api.ClaimRef(ref.namespace, ref.name, ref.uid)
+
+
+def given(settings: Settings) -> dict[str, object]:
+    """The settings that are not the default, without what is secret."""
+    found: dict[str, object] = {}
+    for name, field in FIELDS.items():
+        value = getattr(settings, name)
+        if value != field.default:
+            found[field.encode_name] = "set" if name in SECRET else value
+    return found

@@ -1,0 +1,388 @@
+"""The health of the node's devices as the agent tells it: to the kubelet, to claims, as taints, metrics and records.
+
+``driver.health`` knows what is wrong; here is who is told. Made behind the registration, or for the first publication
+where an earlier agent left findings behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from driver.health import findings
+from driver.health.keeper import Keeper, Policy
+from driver.health.monitor import Heard, Look, Monitor
+from driver.health.remembered import Remembered
+from driver.health.store import HealthStore
+from driver.health.verdicts import TAINTS, Status, TaintPolicy, Target, Verdict, taints, verdicts
+from driver.health.xids import Severity
+from driver.model import Gpu, GpuState, NodeInventory
+from driver.settings import listed
+from kubeletplugin import api
+from kubeletplugin.health import HealthBoard
+from native.driverroot import find_library
+from native.nvml.errors import NvmlError, NvmlReturn
+from native.nvml.watching import EventWatcher, WatchState
+
+if TYPE_CHECKING:
+    from driver.journal.scribe import Scribe
+    from driver.later import Later
+    from driver.metrics import Deferred, Metrics
+    from driver.prepare import ClaimRecord
+    from driver.settings import Settings
+    from native.nvml.healthtypes import GpuHealth
+    from native.nvml.session import NvmlSession
+
+log = logging.getLogger(__name__)
+
+_STATUS = {
+    Status.HEALTHY: api.HealthStatus.HEALTHY,
+    Status.UNHEALTHY: api.HealthStatus.UNHEALTHY,
+    Status.UNKNOWN: api.HealthStatus.UNKNOWN,
+}
+EVICT: Final = {"never": None, "fatal": Severity.FATAL, "device": Severity.DEVICE}
+"""The setting ``evict`` -> from which severity on."""
+CONDITION: Final = "Healthy"
+"""Type of the condition in a claim's ``status.devices`` (KEP-4817)."""
+SOURCE = "probe"
+
+Tell = Callable[["ClaimRecord", "Verdict"], None]
+
+
+class HealthWatch:
+    """One agent's. Safe for threads.
+
+    Args:
+        pool: the node's pool.
+        boot_id: of the running system.
+        records: the claims that are prepared.
+        scribe: puts verdicts, taints and events down.
+        affected: told of each claim whose device is judged otherwise than before.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: str,
+        boot_id: str | None,
+        records: Callable[[], Sequence[ClaimRecord]],
+        metrics: Deferred,
+        scribe: Later[Scribe],
+        affected: Tell,
+    ) -> None:
+        self.board = HealthBoard()
+        self._pool = pool
+        self._records = records
+        self._metrics = metrics
+        self._scribe = scribe
+        self._affected = affected
+        self._timeout = max(30, math.ceil(3 * settings.health_seconds))
+        policy = Policy(
+            settings.health_recovery_seconds,
+            frozenset(int(code) for code in listed(settings.ignore_xids)),
+            frozenset(listed(settings.ignore_causes)),
+            frozenset(listed(settings.ignore_devices)),
+        )
+        self.keeper = Keeper(policy, boot_id=boot_id)
+        self._taint_policy = TaintPolicy(EVICT[settings.evict], settings.degraded_taints)
+        self._store = HealthStore(settings.state_dir)
+        self._store.load(self.keeper)
+        self._remembered = Remembered(self._is_held)
+        self._lock = threading.Lock()
+        self._names: tuple[str, ...] = ()
+        self._inventory: NodeInventory | None = None
+        self._verdicts: dict[str, Verdict] = {}
+        self._taints: dict[str, list[api.JSON]] = {}
+        self._ever_ill: set[str] = set()
+
+    # what is published
+
+    def shown(self, inventory: NodeInventory) -> NodeInventory:
+        """The inventory as it is to be published: the sick among what they were."""
+        with self._lock:
+            self._inventory = self._remembered.view(inventory)
+            return self._inventory
+
+    def taints(self) -> dict[str, list[api.JSON]]:
+        """Device name -> taints."""
+        with self._lock:
+            vanished = self._remembered.vanished()
+        found = taints(self.keeper, self._targets(), self._taint_policy)
+        lost: api.JSON = {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"}
+        for name in vanished:
+            found[name] = [one for one in found.get(name, []) if one["key"] != lost["key"]] + [lost]
+        return found
+
+    def published(self, names: Sequence[str], taints_now: Mapping[str, list[api.JSON]]) -> None:
+        """These devices are to be in the pool now, with these taints."""
+        with self._lock:
+            self._names = tuple(names)
+            self._taints = {name: list(some) for name, some in taints_now.items()}
+        self._scribe.tell(lambda scribe: scribe.taints(taints_now))
+
+    def verdict(self, device: str) -> Verdict | None:
+        """The present verdict on a device."""
+        with self._lock:
+            return self._verdicts.get(device)
+
+    def present(self) -> tuple[dict[str, Verdict], dict[str, list[api.JSON]]]:
+        """Verdicts and taints as told last."""
+        with self._lock:
+            return dict(self._verdicts), dict(self._taints)
+
+    # what comes in
+
+    def heard(self, heard: Sequence[Heard]) -> None:
+        """NVML reported something by itself."""
+        gpus = {str(gpu.address): gpu.name for gpu in self._gpus()}
+        for one in heard:
+            name = gpus.get(one.event.address or "")
+            log.warning("GPU %s: %s", one.event.address, one.finding.message, extra={"count": one.count})
+            word = one.finding.cause if one.finding.xid is None else f"xid-{one.finding.xid}"
+            self._count(name or "unknown", word, one.count)
+            self._scribe.tell(functools.partial(_put_down, name, one))
+
+    def _count(self, device: str, event: str, count: int) -> None:
+        self._metrics.tell(lambda m: m.add("gpudra_gpu_events_total", count, device=device, event=event))
+
+    def judge(self) -> bool:
+        """Judge anew and tell everybody whose business it is; True where the taints are to be others."""
+        now = verdicts(self.keeper, self._targets())
+        wanted = self.taints()
+        with self._lock:
+            now |= {name: _vanished(name, now.get(name)) for name in self._remembered.vanished()}
+            before, self._verdicts = self._verdicts, now
+            stale = self._inventory is not None and _own(self._taints) != wanted
+        changed = [verdict for name, verdict in now.items() if _differs(before.get(name), verdict)]
+        for verdict in changed:
+            self._say(before.get(verdict.device), verdict)
+        if changed or before.keys() != now.keys():
+            self._metrics.tell(lambda m: _gauges(m, before, now))
+            self._scribe.tell(lambda scribe: scribe.verdicts(now))
+        self._store.save(self.keeper)
+        return stale
+
+    def looked(self) -> None:
+        """A look has ended: pass on to the kubelet what it showed, whatever that was."""
+        with self._lock:
+            now = dict(self._verdicts)
+        checked = time.time()
+        self.board.report(
+            (
+                api.DeviceHealth(
+                    self._pool,
+                    name,
+                    _STATUS[one.status],
+                    one.message,
+                    checked_at=checked,
+                    timeout_seconds=self._timeout,
+                )
+                for name, one in now.items()
+            ),
+            source=SOURCE,
+        )
+
+    def condition(self, verdict: Verdict) -> api.JSON | None:
+        """What a claim's status says of a device; None for one that was never ill."""
+        with self._lock:
+            if verdict.status is not Status.UNHEALTHY and verdict.device not in self._ever_ill:
+                return None
+        return _condition(verdict)
+
+    def _say(self, before: Verdict | None, verdict: Verdict) -> None:
+        was = before.status if before is not None else Status.UNKNOWN
+        if verdict.status is Status.UNHEALTHY:
+            with self._lock:
+                self._ever_ill.add(verdict.device)
+            log.warning("device %s is unhealthy: %s", verdict.device, verdict.message)
+        elif was is Status.UNHEALTHY:
+            log.info("device %s is %s again", verdict.device, verdict.status)
+        if Status.UNHEALTHY not in (was, verdict.status):
+            return
+        for record in self._records():
+            if any(device.device == verdict.device for device in record.devices):
+                self._affected(record, verdict)
+
+    def _gpus(self) -> tuple[Gpu, ...]:
+        with self._lock:
+            return () if self._inventory is None else self._inventory.gpus
+
+    def _is_held(self, gpu: Gpu) -> bool:
+        return any(device.address == str(gpu.address) for record in self._records() for device in record.devices)
+
+    def _targets(self) -> list[Target]:
+        """The node's GPUs, what of them is published, and what claims hold."""
+        with self._lock:
+            names = self._names
+        gpus = [gpu for gpu in self._gpus() if gpu.state is not GpuState.UNBOUND]
+        found = {gpu.name: Target(gpu.name, str(gpu.address)) for gpu in gpus}
+        for name in names:
+            parent = next((gpu for gpu in gpus if name.startswith(f"{gpu.name}-")), None)
+            if name not in found and parent is not None:
+                found[name] = Target(name, str(parent.address), partition=True)
+        for record in self._records():
+            for device in record.devices:
+                part = device.partition
+                if part is not None:
+                    found[device.device] = Target(device.device, device.address, part.gpu_instance, partition=True)
+        return list(found.values())
+
+
+class Watching:
+    """The threads that look: the probe's and the watcher's of NVML's own events.
+
+    Args:
+        watch: told of everything.
+        session: the door to NVML; None as long as it was not opened.
+        inventory: the newest snapshot, and why the driver does not answer now.
+        publish: called where taints are to be others.
+        rescan: called where the snapshot no longer tells the truth.
+        looked: called with the readings of each look, for whoever counts use.
+    """
+
+    def __init__(
+        self,
+        watch: HealthWatch,
+        settings: Settings,
+        *,
+        session: Callable[[], NvmlSession | None],
+        inventory: Callable[[], tuple[NodeInventory | None, str | None]],
+        publish: Callable[[], None],
+        rescan: Callable[[], None],
+        looked: Callable[[Look], None] = lambda _look: None,
+    ) -> None:
+        self._watch = watch
+        self._session = session
+        self._inventory = inventory
+        self._publish = publish
+        self._rescan = rescan
+        self._also = looked
+        self._deadline = settings.nvml_deadline_seconds
+        self._monitor = Monitor(
+            watch.keeper,
+            inventory,
+            self._probe,
+            period=settings.health_seconds,
+            looked=self._looked,
+            heard=watch.heard,
+            changed=self._changed,
+            unmonitored=lambda: self._watcher.state.unmonitored,
+        )
+        self._watcher = EventWatcher(
+            Path(settings.nvml_library) if settings.nvml_library else _finder(Path(settings.driver_root)),
+            self._monitor.event,
+            self._registered,
+            backend=settings.nvml_backend,
+        )
+        self._watching = False
+
+    def start(self) -> None:
+        """Begin with a look."""
+        self._monitor.start()
+
+    def request(self) -> None:
+        """Look soon."""
+        self._monitor.request()
+
+    def stop(self) -> None:
+        """End both threads; calls that hang are left behind."""
+        self._monitor.stop(1.0)
+        self._watcher.close(1.0)
+
+    def _probe(self, addresses: Sequence[str]) -> Sequence[GpuHealth]:
+        session = self._session()
+        if session is None:
+            raise NvmlError("reading the GPUs' health", NvmlReturn.UNINITIALIZED)
+        self._follow(session, addresses)
+        return session.health(addresses, self._deadline)
+
+    def _follow(self, session: NvmlSession, addresses: Sequence[str]) -> None:
+        """Watch the events of these GPUs; the watcher begins with the first look, behind the session's own start."""
+        if not self._watching:
+            self._watching = True
+            session.accompany(self._watcher)
+            self._watcher.start()
+        self._watcher.watch(addresses)
+
+    def _registered(self, state: WatchState) -> None:
+        if state.problem is None:
+            log.info("the GPUs' events are watched", extra={"gpus": len(state.registered)})
+        self._monitor.request()
+
+    def _changed(self) -> None:
+        if self._watch.judge():
+            self._publish()
+
+    def _looked(self, look: Look) -> None:
+        inventory, unavailable = self._inventory()
+        stale = look.problem is not None or any(_disagrees(gpu, look) for gpu in (inventory.gpus if inventory else ()))
+        if inventory is not None and unavailable is None and stale:
+            self._rescan()
+        self._changed()
+        self._watch.looked()
+        self._also(look)
+
+
+def _put_down(device: str | None, heard: Heard, scribe: Scribe) -> None:
+    scribe.heard(device, heard)
+
+
+def _disagrees(gpu: Gpu, look: Look) -> bool:
+    """Whether the probe, which is newer, found a GPU gone that the snapshot has as ready, or the reverse."""
+    probe = look.health.get(str(gpu.address))
+    if probe is None:
+        return False
+    answers = probe.codes.get("handle") is None
+    return answers != (gpu.state is GpuState.READY) and (answers or probe.codes.get("handle") in findings.GONE)
+
+
+def _own(taints: Mapping[str, Sequence[api.JSON]]) -> dict[str, list[api.JSON]]:
+    """Those of the taints that come from here."""
+    own = {name: [one for one in some if one["key"] in TAINTS] for name, some in taints.items()}
+    return {name: some for name, some in own.items() if some}
+
+
+def _finder(root: Path) -> Callable[[], Path]:
+    return lambda: find_library(root)
+
+
+def _vanished(name: str, verdict: Verdict | None) -> Verdict:
+    since = verdict.since if verdict is not None and verdict.cause == findings.LOST else time.time()
+    message = "the GPU has left the bus; look for XID 79 in the kernel's log, reboot the node or have it replaced"
+    return Verdict(name, Status.UNHEALTHY, since, Severity.FATAL, findings.LOST, None, message)
+
+
+def _differs(before: Verdict | None, now: Verdict) -> bool:
+    return before is None or (before.status, before.word) != (now.status, now.word)
+
+
+def _condition(verdict: Verdict) -> api.JSON:
+    word = {Status.HEALTHY: "True", Status.UNHEALTHY: "False", Status.UNKNOWN: "Unknown"}[verdict.status]
+    at = datetime.fromtimestamp(verdict.since or time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    reason = "".join(part.capitalize() for part in verdict.word.split("-")) or "Recovered"
+    return {
+        "type": CONDITION,
+        "status": word,
+        "reason": reason,
+        "message": verdict.message,
+        "lastTransitionTime": at,
+    }
+
+
+def _gauges(metrics: Metrics, before: Mapping[str, Verdict], now: Mapping[str, Verdict]) -> None:
+    for status in Status:
+        count = sum(verdict.status is status for verdict in now.values())
+        metrics.set("gpudra_devices_health", count, health=status.value)
+    for verdict in before.values():
+        if verdict.status is Status.UNHEALTHY:
+            metrics.set("gpudra_device_unhealthy", 0, device=verdict.device, cause=verdict.word)
+    for verdict in now.values():
+        if verdict.status is Status.UNHEALTHY:
+            metrics.set("gpudra_device_unhealthy", 1, device=verdict.device, cause=verdict.word)
