@@ -7,7 +7,7 @@ the usual port numbers are free there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,9 @@ API_PORT = 6443
 CNI_PLUGINS = "/usr/lib/cni"
 PAUSE_IMAGE = "registry.k8s.io/pause:3.10.2"
 """The name that containerd 2.4 and the kubelet 1.37 agree on; the image itself is made by ``images.py``."""
-GATES: Mapping[tuple[int, int], tuple[str, ...]] = {
-    (1, 34): ("ResourceHealthStatus",),
-    (1, 35): ("ResourceHealthStatus",),
-}
-"""Kubernetes version -> alpha features that are switched on there, because newer versions have them by default and the
-tests of the kubelet need them. Everything about slices stays as it is by default: what old servers drop is a test."""
+HEALTH_GATE = "ResourceHealthStatus"
+"""Device health in pod status; on by default from Kubernetes 1.36 on. Before, the API server has it switched on here,
+and the kubelet only where a test asks for it: as an alpha feature it complains about plugins that report no health."""
 START_ORDER = (
     "etcd",
     "kube-apiserver",
@@ -90,8 +87,8 @@ class Components:
         yield "--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true"
         yield from (f"--audit-policy-file={self.layout.config}/audit-policy.json",)
         yield from (f"--audit-log-path={self.layout.audit_log}", "--audit-log-mode=blocking")
-        if gates := self._gates():
-            yield "--feature-gates=" + ",".join(f"{name}=true" for name in gates)
+        if self.state.minor_version < (1, 36):
+            yield f"--feature-gates={HEALTH_GATE}=true"
 
     def _controller_manager(self) -> Iterator[str]:
         yield from self._client("system:kube-controller-manager")
@@ -103,9 +100,6 @@ class Components:
         yield from self._client("system:kube-scheduler")
         yield from ("--leader-elect=false", "--bind-address=127.0.0.1")
         yield f"--cert-dir={self.layout.pki}/kube-scheduler"
-
-    def _gates(self) -> tuple[str, ...]:
-        return GATES.get(self.state.minor_version, ())
 
     def _client(self, user: str) -> Iterator[str]:
         for flag in ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"):
@@ -169,7 +163,6 @@ class Components:
             "evictionHard": {"imagefs.available": "0%", "nodefs.available": "0%", "memory.available": "0%"},
             "failCgroupV1": False,
             "failSwapOn": False,
-            "featureGates": dict.fromkeys(self._gates(), True),
             "imageGCHighThresholdPercent": 100,
             "localStorageCapacityIsolation": False,
             "makeIPTablesUtilChains": False,

@@ -23,6 +23,8 @@ NOT_ABOUT_US = re.compile(
     r"status_manager\.go.*no relationship found"
     # A kubelet that is ended breaks off its own stream of health reports.
     r"|Error receiving from WatchResources stream.*context canceled"
+    # Kubernetes 1.34 asks for the health of a claim that it has just unprepared.
+    r"|Failed to get claim infos for container.*unable to get information for ResourceClaim"
 )
 ERROR_LINE = re.compile(r"^E\d{4} |level=error|\"level\":\"error\"")
 WATCHED = ("kube-apiserver", "kube-scheduler", "kubelet")

@@ -12,6 +12,7 @@ import pytest
 
 from hack.cluster import lifecycle
 from hack.cluster.api import Api
+from hack.cluster.components import HEALTH_GATE
 from hack.cluster.layout import Layout
 from hack.cluster.scene import Namespace, temporary_namespace
 from tests.cluster.conftest import api, cluster, errors_expected, pytest_runtest_makereport, quiet_components
@@ -31,8 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def impatient_kubelet(cluster: Layout) -> Iterator[None]:
-    """A kubelet that looks at every pod again after 4 to 6 seconds."""
-    with lifecycle.kubelet_settings(cluster, syncFrequency="4s"):
+    """A kubelet that looks at every pod again after 4 to 6 seconds. Before 1.36 it is told to follow health, too."""
+    gates = {} if cluster.load().minor_version >= (1, 36) else {"featureGates": {HEALTH_GATE: True}}
+    with lifecycle.kubelet_settings(cluster, syncFrequency="4s", **gates):
         yield
 
 
