@@ -1,0 +1,193 @@
+"""Sharing from the claim to the hardware: the agent as a process, the mock's own programs, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubeletplugin.testing.apiserver import EmbeddedApiServer
+from kubeletplugin.testing.kubelet import KubeletError
+from native.mock import MockNode
+from tests.support.agents import CLAIMS, DRIVER, POOL, Scene
+
+SHARES = tuple(f"{number:08x}-0f3a-4b6d-9a6e-0d6f1f0c2a11" for number in range(3))
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    folder = Path(tempfile.mkdtemp(prefix="s"))  # sockets of MPS daemons lie deep in it
+    with EmbeddedApiServer() as server:
+        made = Scene(folder, server, MockNode.create(folder / "node", "dgx-h100"))
+        try:
+            made.kubelet.start()
+            yield made
+        finally:
+            made.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def running(scene: Scene, devices: int = 8, **flags: object) -> None:
+    scene.start(**{"mps_dir": scene.folder / "mps", **flags})
+    scene.registered()
+    scene.until(lambda: len(scene.devices()) == devices, f"{devices} devices")
+
+
+def sharing(strategy: str, **fields: object) -> dict[str, Any]:
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
+    return {**parameters, "sharing": {"strategy": strategy, **fields}}
+
+
+def uuid_of(scene: Scene, claim: dict[str, Any]) -> str:
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    found = next(device for device in scene.devices() if device["name"] == result["device"])
+    uuid: str = found["attributes"]["uuid"]["string"]
+    return uuid
+
+
+def shown(scene: Scene, uuid: str) -> tuple[str, str]:
+    """(time slice, compute mode) in nvidia-smi's words."""
+    slice_line = scene.node.nvidia_smi("compute-policy", "-i", uuid, "-l")
+    mode = scene.node.nvidia_smi("-i", uuid, "--query-gpu=compute_mode", "--format=csv,noheader")
+    return slice_line.split()[-1], mode.split()[-1]
+
+
+def daemons(scene: Scene) -> list[Path]:
+    folder = scene.folder / "mps"
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_a_time_slice_lasts_as_long_as_its_claim(scene: Scene) -> None:
+    running(scene)
+    claim = scene.claim("c", config=sharing("TimeSlicing", timeSlicingConfig={"interval": "Long"}))
+    scene.prepare("c")
+    assert shown(scene, uuid_of(scene, claim)) == ("Long", "Default")
+    scene.unprepare("c")
+    assert shown(scene, uuid_of(scene, claim)) == ("Default", "Default")
+
+
+def test_an_mps_daemon_outlives_an_agent_and_ends_with_its_claim(scene: Scene) -> None:
+    running(scene)
+    mps = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "2Gi"}
+    claim = scene.claim("c", config=sharing("MPS", mpsConfig=mps))
+    scene.prepare("c")
+    uuid = uuid_of(scene, claim)
+    assert shown(scene, uuid)[1] == "Exclusive_Process"
+    (folder,) = daemons(scene)
+    pid = (folder / "pipe/nvidia-cuda-mps-control.pid").read_text()
+    (spec,) = scene.specs()
+    assert str(folder / "pipe") in spec.read_text()
+
+    scene.end(signal.SIGKILL)
+    assert Path(f"/proc/{pid.strip()}").exists()
+    running(scene)
+    scene.until(lambda: scene.logged(f"MPS control daemon {pid.strip()} of claim"), "the daemon to be found")
+    assert (folder / "pipe/nvidia-cuda-mps-control.pid").read_text() == pid
+
+    scene.unprepare("c")
+    assert daemons(scene) == []
+    assert not Path(f"/proc/{pid.strip()}/exe").exists()
+    assert shown(scene, uuid)[1] == "Default"
+    assert scene.specs() == []
+
+
+def test_a_daemon_that_died_with_its_agent_is_started_again_in_the_same_place(scene: Scene) -> None:
+    running(scene)
+    scene.claim("c", config=sharing("MPS"))
+    ids = scene.prepare("c")
+    (spec,) = scene.specs()
+    before = spec.read_text()
+    (folder,) = daemons(scene)
+    pid_file = folder / "pipe/nvidia-cuda-mps-control.pid"
+    pid = int(pid_file.read_text())
+    scene.end(signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    running(scene)
+    scene.until(lambda: pid_file.exists() and int(pid_file.read_text() or 0) not in (0, pid), "another daemon")
+    assert scene.prepare("c") == ids
+    assert spec.read_text() == before
+    scene.unprepare("c")
+    assert daemons(scene) == []
+
+
+def test_a_mistake_is_told_to_the_kubelet_and_nothing_is_touched(scene: Scene) -> None:
+    running(scene)
+    claim = scene.claim("c", config=sharing("MPS", mpsConfig={"defaultPerDevicePinnedMemoryLimit": {"1": "1Gi"}}))
+    with pytest.raises(KubeletError, match=r"defaultPerDevicePinnedMemoryLimit\[1\].*indices go from 0 to 0"):
+        scene.prepare("c")
+    assert shown(scene, uuid_of(scene, claim)) == ("Default", "Default")
+    assert daemons(scene) == []
+
+
+def test_ways_of_sharing_can_be_turned_off(scene: Scene) -> None:
+    running(scene, sharing="TimeSlicing")
+    scene.claim("c", config=sharing("MPS"))
+    with pytest.raises(KubeletError, match="MPS is turned off on this node"):
+        scene.prepare("c")
+
+
+def test_gpus_that_are_denied_are_not_published_and_the_log_says_why(scene: Scene) -> None:
+    denied = scene.node.profile.gpus[2]
+    running(scene, devices=6, deny_devices=f"{denied.uuid},index=0")
+    assert denied.uuid not in json.dumps(scene.devices())
+    assert len(scene.logged("setting denyDevices names it")) == 2
+
+
+def allocate(scene: Scene, name: str, *shares: tuple[str, str], config: object = None) -> None:
+    """A claim with shares of one GPU, as a scheduler would allocate it."""
+    device = scene.devices()[0]["name"]
+    common = {"request": "gpus", "driver": DRIVER, "pool": POOL, "device": device}
+    results = [
+        {**common, "shareID": share, "consumedCapacity": {"shares": "1", "memory": memory}} for share, memory in shares
+    ]
+    entry = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": config}}
+    made = scene.client.create(
+        CLAIMS,
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"devices": {"requests": [{"name": "gpus", "exactly": {"deviceClassName": DRIVER}}]}},
+        },
+    )
+    allocation = {"devices": {"results": results, **({"config": [entry]} if config is not None else {})}}
+    made["status"] = {
+        "allocation": allocation,
+        "reservedFor": [{"resource": "pods", "name": name, "uid": f"pod-{name}"}],
+    }
+    scene.client.update(f"{CLAIMS}/{name}/status", made)
+
+
+def test_shares_of_a_gpu_go_to_several_claims_with_one_daemon(scene: Scene) -> None:
+    running(scene, shares=json.dumps({"index=0": 4}))
+    first = scene.devices()[0]
+    assert first["allowMultipleAllocations"] is True
+    assert first["capacity"]["shares"]["value"] == "4"
+    uuid = first["attributes"]["uuid"]["string"]
+    for number, name in enumerate(("a", "b")):
+        allocate(scene, name, (SHARES[number], "20Gi"), config=sharing("MPS"))
+        assert len(scene.prepare(name)) == 1
+    assert len(daemons(scene)) == 1
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in scene.specs()[0].read_text()
+    scene.unprepare("a")
+    assert len(daemons(scene)) == 1
+    assert shown(scene, uuid)[1] == "Exclusive_Process"
+    scene.unprepare("b")
+    assert daemons(scene) == []
+    assert shown(scene, uuid)[1] == "Default"
+
+
+def test_two_shares_in_one_claim_are_two_cdi_devices_and_told_in_its_status(scene: Scene) -> None:
+    running(scene, shares=json.dumps({"*": 4}))
+    allocate(scene, "a", (SHARES[0], "10Gi"), (SHARES[1], "10Gi"))
+    ids = scene.prepare("a")
+    assert len(set(ids)) == 2
+    said = scene.until(lambda: scene.client.get(f"{CLAIMS}/a")["status"].get("devices"), "the claim's status")
+    assert [entry["shareID"] for entry in said] == list(SHARES[:2])
