@@ -24,8 +24,7 @@ struct opened {
     struct opened *next;
     struct mock_node *node;
     bool writable;
-    char path[PATH_MAX];
-    char root[PATH_MAX];
+    char *path, *root;
     int64_t driver_generation; /* that the session was opened under */
     dev_t device;
     ino_t inode;
@@ -215,12 +214,11 @@ static int open_file(const char *path, bool *writable)
 }
 
 /* The root that holds run/gpudra-mock/node: three folders up. */
-static void find_root(struct opened *made)
+static void cut_to_root(char *path)
 {
-    memcpy(made->root, made->path, sizeof(made->root));
     for (int level = 0; level < 3; ++level) {
-        char *slash = strrchr(made->root, '/');
-        *(slash != NULL ? slash : made->root) = '\0';
+        char *slash = strrchr(path, '/');
+        *(slash != NULL ? slash : path) = '\0';
     }
 }
 
@@ -233,10 +231,12 @@ static struct opened *remember(struct mock_node *node, const struct stat *facts,
     made->writable = writable;
     made->devices = calloc((size_t)node->gpu_count + 1, sizeof(*made->devices));
     made->visible = calloc((size_t)node->gpu_count + 1, sizeof(*made->visible));
+    made->path = strdup(path);
+    made->root = strdup(path);
     mock.all = made; /* kept even where memory ran out: nothing is ever taken off the list */
-    const bool fits = (size_t)snprintf(made->path, sizeof(made->path), "%s", path) < sizeof(made->path);
-    find_root(made);
-    return made->devices != NULL && made->visible != NULL && fits ? made : NULL;
+    if (made->root != NULL)
+        cut_to_root(made->root);
+    return made->devices != NULL && made->visible != NULL && made->path != NULL && made->root != NULL ? made : NULL;
 }
 
 static struct opened *open_node(const char *path)
@@ -341,12 +341,19 @@ nvmlReturn_t mock_open(const char *function)
     return result;
 }
 
+/* Whoever unloads the library leaves the node mapped, because a call that was given up may still be in it. It then costs
+ * address space and no memory: pages come back from the file when somebody reads them after all. */
+static void rest(const struct opened *opened)
+{
+    (void)madvise(opened->node, (size_t)opened->node->size, MADV_DONTNEED);
+}
+
 nvmlReturn_t mock_close(void)
 {
     pthread_mutex_lock(&mock.lock);
     nvmlReturn_t result = mock.references > 0 ? mock_rule("nvmlShutdown", NULL, false) : NVML_ERROR_UNINITIALIZED;
-    if (result == NVML_SUCCESS)
-        __atomic_sub_fetch(&mock.references, 1, __ATOMIC_RELEASE);
+    if (result == NVML_SUCCESS && __atomic_sub_fetch(&mock.references, 1, __ATOMIC_RELEASE) == 0)
+        rest(mock.current);
     pthread_mutex_unlock(&mock.lock);
     return result;
 }

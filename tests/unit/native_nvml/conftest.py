@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from native.nvml import make_backend
+from native.nvml import NvmlSession, make_backend
 from native.nvml.protocol import Nvml
+from tests.support.nvmlsessions import MakeSession, nvml_threads
 
 HERE = Path(__file__).parent
 HEADERS = HERE.parents[2] / "native" / "csrc" / "vendor"
@@ -156,3 +157,31 @@ def until() -> Callable[[Callable[[], bool]], None]:
             pause.wait(0.005)
 
     return wait
+
+
+@pytest.fixture
+def session_of(backend_name: str, until) -> Iterator[MakeSession]:
+    sessions: list[NvmlSession] = []
+
+    def make(node, **options: object) -> NvmlSession:
+        session = NvmlSession(node.library, backend_name, **{"call_timeout": 60.0, **options})  # type: ignore[arg-type]
+        sessions.append(session)
+        make.nodes.append(node)  # type: ignore[attr-defined]
+        return session
+
+    make.nodes = []  # type: ignore[attr-defined]
+    yield make
+    for node in make.nodes:  # type: ignore[attr-defined]
+        node.mend()
+    assert all(session.close(20) for session in sessions)
+    until(lambda: not nvml_threads())
+
+
+@pytest.fixture
+def split(node: StubNode) -> StubNode:
+    """The second GPU is split: a half with one device, a 1g with two, and a 1g with none."""
+    gpu = ADDRESSES[1]
+    node.mig(gpu)
+    node.gpu_instance(gpu, 2, 9, 4, 4).gpu_instance(gpu, 7, 19, 0, 1).gpu_instance(gpu, 9, 19, 2, 1)
+    node.compute_instance(gpu, 2, 0, 2, index=0)
+    return node.compute_instance(gpu, 7, 1, 0, index=5).compute_instance(gpu, 7, 0, 0, index=3)
