@@ -18,12 +18,21 @@ from native.mock import profile as profile_module
 from tests.support.mocknodes import Ask, Node
 
 
-def test_the_library_has_every_function_that_pynvml_looks_up(node_of: Node, ask: Ask) -> None:
+def of_branch(branch: str | None, folder: Path) -> MockNode:
+    """An RTX PRO 6000 with a library of that driver branch; None: all that the vendored header declares."""
+    document = yaml.safe_load(profiles.text("rtx-pro-6000"))
+    document["driver"] |= {"abi": branch}
+    path = folder / "profile.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return MockNode.create(folder / "root", path)
+
+
+def test_the_newest_library_has_every_function_that_pynvml_looks_up(tmp_path: Path, ask: Ask) -> None:
     import pynvml
 
     wanted = sorted(set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', inspect.getsource(pynvml))))
     assert len(wanted) > 350
-    answer = ask(node_of("rtx-pro-6000"), f"answer = [n for n in {wanted!r} if not hasattr(pynvml.nvmlLib, n)]")
+    answer = ask(of_branch(None, tmp_path), f"answer = [n for n in {wanted!r} if not hasattr(pynvml.nvmlLib, n)]")
     assert answer == []
 
 
@@ -45,11 +54,7 @@ def test_an_older_driver_truly_lacks_functions(node_of: Node, ask: Ask) -> None:
 def test_a_library_of_an_older_branch_has_what_its_header_has(
     branch: str, lacks: str, has: str, tmp_path: Path, ask: Ask
 ) -> None:
-    document = yaml.safe_load(profiles.text("rtx-pro-6000"))
-    document["driver"] |= {"abi": branch}
-    path = tmp_path / "profile.yaml"
-    path.write_text(yaml.safe_dump(document))
-    node = MockNode.create(tmp_path / "root", path)
+    node = of_branch(branch, tmp_path)
     absent = set(profile_module.abis()[branch])
     assert lacks in absent
     wanted = sorted({*absent, has})
