@@ -17,17 +17,18 @@ from driver.later import Later
 from driver.metrics import Deferred
 from driver.model import GpuState, NodeInventory
 from driver.prepare import ClaimRecord, ClaimRef
-from driver.settings import FIELDS, Settings
+from driver.settings import FIELDS, Settings, listed
 from kubeletplugin import api
 
 if TYPE_CHECKING:
     from driver.discovery import Discovery
     from driver.health.verdicts import Verdict
-    from driver.journal import Journal, JournalState
+    from driver.journal import Journal, JournalState, Record
     from driver.journal.scribe import Scribe
     from driver.watch import HealthWatch, Watching
     from kubeletplugin.health import HealthBoard
     from kubeletplugin.plugin import Plugin
+    from kubeletplugin.webhook import Webhook
     from native.nvml.session import NvmlSession
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Lookout:
         self._watch: HealthWatch | None = None
         self._watching: Watching | None = None
         self._journal: Journal | None = None
+        self._webhook: Webhook | None = None
         self._plugin: Plugin | None = None
         self._discovery: Discovery | None = None
 
@@ -112,6 +114,8 @@ class Lookout:
         self._scribe.tell(lambda scribe: scribe.ended())
         if self._journal is not None and not self._journal.close():
             log.warning("the last records of the journal are not written")
+        if self._webhook is not None:
+            self._webhook.stop()
 
     def _start_journal(self, version: str) -> None:
         settings = self._agent.settings
@@ -120,6 +124,7 @@ class Lookout:
         from driver.journal import Journal
         from driver.journal.scribe import Scribe
 
+        self._webhook = self._made_webhook()
         self._journal = Journal(
             settings.state_dir / "journal",
             boot_id=self._agent.boot_id,
@@ -128,12 +133,38 @@ class Lookout:
             lost=lambda cause, count: self._agent.metrics.tell(
                 lambda m: m.add("gpudra_journal_lost_total", count, cause=cause)
             ),
+            written=self._post,
         )
         scribe = Scribe(self._journal, self._agent.records)
         scribe.started(version, given(settings))
         self._scribe.attach(scribe)
         scribe.claims()
         self._journal.start()
+
+    def _made_webhook(self) -> Webhook | None:
+        settings = self._agent.settings
+        if not settings.webhook_url:
+            return None
+        from kubeletplugin.webhook import Webhook
+
+        made = Webhook(
+            settings.webhook_url,
+            told=lambda outcome, count: self._agent.metrics.tell(
+                lambda m: m.add("gpudra_webhook_posts_total", count, outcome=outcome)
+            ),
+            prefix=f"{settings.node_name}: ",
+        )
+        made.start()
+        return made
+
+    def _post(self, record: Record) -> None:
+        """A record was written: post it, if its kind is chosen."""
+        if self._webhook is None:
+            return
+        from driver.journal.telling import kind_matches, line
+
+        if kind_matches(record.kind, listed(self._agent.settings.webhook_kinds)):
+            self._webhook.post(line(record))
 
     def _start_health(self, discovery: Discovery) -> None:
         from driver.watch import Watching
