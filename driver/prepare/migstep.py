@@ -97,11 +97,11 @@ class MigStep(StepDefaults):
         """The device as it is to be made; as it is where it stands already."""
         look = self._look(device)
         there = look.at(partition)
-        if there is not None and partition.origin is Origin.MADE and _is_ours(device, partition, there):
+        ours = there is not None and partition.origin in _OURS and _is_ours(device, partition, there)
+        if there is not None and ours and _is_whole(device, there):
             return device
-        if there is not None and partition.origin is Origin.MAKING:
-            return device  # what an interrupted attempt left
-        self._check_room(device, partition, gpu, look)
+        if not ours:  # else it is what an interrupted attempt left, and is made anew
+            self._check_room(device, partition, gpu, look)
         making = msgspec.structs.replace(
             partition,
             origin=Origin.MAKING,
@@ -210,7 +210,7 @@ class MigStep(StepDefaults):
         if not self._nodes.has_instance(gpu, partition.gpu_instance, partition.compute_instance):
             return False
         instance = self._look(device).at(partition)
-        return instance is not None and device.uuid in {one.uuid for one in instance.compute_instances}
+        return instance is not None and _is_whole(device, instance)
 
     # unprepare
 
@@ -294,6 +294,11 @@ def _is_ours(device: DeviceRecord, partition: PartitionRecord, instance: GpuInst
         return False
     uuids = {one.uuid for one in instance.compute_instances}
     return not device.uuid or not uuids or device.uuid in uuids
+
+
+def _is_whole(device: DeviceRecord, instance: GpuInstance) -> bool:
+    """Whether a GPU instance has the compute instance that the claim was told of."""
+    return device.uuid in {one.uuid for one in instance.compute_instances}
 
 
 def _make_compute(nvml: Nvml, address: str, gpu_instance: int) -> ComputeInstance:
