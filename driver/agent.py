@@ -13,9 +13,10 @@ import gc
 import logging
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from driver.bridge import AgentObserver, ClaimHandler, count_prepared, own_partitions, resources, with_owners
 from driver.discovery import Discovery, View
@@ -60,8 +61,7 @@ FIRST_SLICE_PATIENCE = 1.0
 DRIVER_TAINT = "gpu.nvidia.com/driver-unavailable"
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(msgspec.Struct, frozen=True):
     """What is started after the registration, to be ended in reverse."""
 
     health: HealthServer | None
@@ -90,7 +90,7 @@ class Agent:
             looked=self._recover,
             measured=self._measured,
         )
-        self._offering = Offering(settings, self._discovery.inventory)
+        self._offering = Offering(settings, self._discovery.inventory, self._let_go)
         self._preparer = self._make_preparer()
         self._patient = PatientPreparer(self._preparer, settings.prepare_wait_seconds)
         self._lookout = Lookout(
@@ -230,7 +230,8 @@ class Agent:
     # the node
 
     def _read(self) -> NodeInventory:
-        if self._reader is None:
+        reader = self._reader
+        if reader is None:
             # Imported here: this thread may wait for NVML, the registration may not.
             from driver.node import NodePaths, NodeReader
 
@@ -241,7 +242,7 @@ class Agent:
                 Path(settings.proc_root),
                 Path(settings.nvml_library) if settings.nvml_library else None,
             )
-            self._reader = NodeReader(
+            reader = self._reader = NodeReader(
                 paths,
                 backend=settings.nvml_backend,
                 deadline=settings.nvml_deadline_seconds,
@@ -249,14 +250,22 @@ class Agent:
             )
         # A partition that comes or goes during the reading is in one of the two.
         before = own_partitions(self._preparer.prepared())
-        inventory = self._reader.read()
+        inventory = reader.read()
         if not all(gpu.mig_settled for gpu in inventory.gpus):
             self._discovery.request()
         return with_owners(inventory, before | own_partitions(self._preparer.prepared()))
 
+    def _let_go(self) -> None:
+        """End the session with NVML: it holds every GPU open, and the kernel hands none over that is. The next reading
+        begins another one."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
     def _session(self) -> NvmlSession | None:
         """The door to NVML; None before the first reading."""
-        return self._reader.session if self._reader is not None else None
+        reader = self._reader
+        return None if reader is None else reader.session
 
     def _measured(self, seconds: float, failure: str | None) -> None:
         if failure:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driver.model import Gpu, GpuState, NodeInventory, PciAddress, Problem
+from driver.model import Gpu, GpuState, NodeInventory, Passthrough, PciAddress, Problem
 from driver.names import DeviceName
 from driver.settings import Settings, listed
 
@@ -29,11 +30,15 @@ class Offering:
     Args:
         settings: of the agent.
         inventory: the last reading of the node.
+        release: makes this process let go of the GPUs for a moment: what holds one keeps it from being handed over.
     """
 
-    def __init__(self, settings: Settings, inventory: Callable[[], NodeInventory | None]) -> None:
+    def __init__(
+        self, settings: Settings, inventory: Callable[[], NodeInventory | None], release: Callable[[], None]
+    ) -> None:
         self._settings = settings
         self._inventory = inventory
+        self._release = release
         self._daemons: MpsDaemons | None = None
         self._policy: Policy | None = None
         self._said: frozenset[Problem] = frozenset()
@@ -59,7 +64,21 @@ class Offering:
             steps.append(MpsStep(smi, self._daemons, settings.sharing_seconds))
         if "TimeSlicing" in ways:
             steps.append(TimeSliceStep(smi, settings.sharing_seconds))
-        return (*steps, SharingRulesStep())
+        return (*steps, SharingRulesStep(), self._passthrough_step())
+
+    def _passthrough_step(self) -> Step:
+        from driver.prepare.sharing import VfioStep
+        from native.holders import holders
+        from native.vfio import VfioBus
+
+        settings = self._settings
+        return VfioStep(
+            VfioBus(Path(settings.sys_root), settings.dev_path),
+            lambda nodes: [str(holder) for holder in holders(Path(settings.proc_root), nodes)],
+            self._release,
+            offered=bool(settings.passthrough_devices),
+            host_root=str(settings.host_dev_path.parent),
+        )
 
     def offered(self, inventory: NodeInventory, records: Collection[ClaimRecord]) -> NodeInventory:
         """The inventory with the GPUs that are offered; says why the others are not, once.
@@ -71,6 +90,7 @@ class Offering:
         from driver.inventory.filters import offered
 
         policy = self._the_policy()
+        inventory = self._passed_through(inventory, records)
         usage = self._usage(inventory, records) if policy.withhold_displays or policy.withhold_held else {}
         done = offered(inventory, policy, usage)
         for problem in done.withheld:
@@ -78,6 +98,24 @@ class Offering:
                 log.info("not offered: %s: %s", problem.subject, problem.message)
         self._said = frozenset(done.withheld)
         return done.inventory
+
+    def _passed_through(self, inventory: NodeInventory, records: Collection[ClaimRecord]) -> NodeInventory:
+        """Marks the GPUs that virtual machines have: NVML, and with it most selectors, knows nothing of them now."""
+        from driver.prepare.sharing.passthrough import vfio_of
+
+        bound = {d.address: vfio_of(d) for record in records for d in record.devices if d.device.endswith("-vfio")}
+        if not bound and not self._settings.passthrough_devices:
+            return inventory
+        iommufd = (self._settings.dev_path / "iommu").exists()
+        gpus = []
+        for index, gpu in enumerate(inventory.gpus):
+            vfio = bound.get(str(gpu.address))
+            if vfio is not None:
+                gpu = replace(gpu, passthrough=Passthrough(vfio.product_name, iommufd))  # noqa: PLW2901  the same GPU
+            elif self._the_policy().is_passed_through(gpu, index):
+                gpu = replace(gpu, passthrough=Passthrough(gpu.product_name, iommufd))  # noqa: PLW2901  the same GPU
+            gpus.append(gpu)
+        return replace(inventory, gpus=tuple(gpus))
 
     def share_count(self, device: str, inventory: NodeInventory) -> int | None:
         """In how many shares the GPU of that device name is offered."""
@@ -123,6 +161,7 @@ class Offering:
                 settings.display_gpus == "withhold",
                 settings.held_gpus == "withhold",
                 parse_shares(settings.shares),
+                parse_selectors(settings.passthrough_devices),
             )
         return self._policy
 

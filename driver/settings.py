@@ -88,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """offer or withhold: GPUs that a monitor is connected to."""
     held_gpus: str = "offer"
     """offer or withhold: GPUs that processes of the host use while no claim has them."""
+    passthrough_devices: str = ""
+    """The GPUs that are offered to virtual machines, and to nobody else (VFIO): selectors."""
     shares: str = ""
     """GPUs in shares (consumable capacity): a JSON object, selector -> number of shares."""
     sharing: str = "TimeSlicing,MPS"
@@ -169,12 +171,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for word in listed(self.sharing):
             if word not in _STRATEGIES:
                 raise SettingsError(f"sharing {self.sharing!r}: {word!r} is none of {', '.join(_STRATEGIES)}")
-        if self.allow_devices or self.deny_devices or self.shares:
+        if self.allow_devices or self.deny_devices or self.passthrough_devices or self.shares:
             from driver.inventory.filters import parse_selectors, parse_shares
 
             for name, parse in (
                 ("allow_devices", parse_selectors),
                 ("deny_devices", parse_selectors),
+                ("passthrough_devices", parse_selectors),
                 ("shares", parse_shares),
             ):
                 try:

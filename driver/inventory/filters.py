@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from driver.model import Gpu, NodeInventory, PciAddress, Problem
+from driver.model import Gpu, NodeInventory, Passthrough, PciAddress, Problem
 
 ALL: Final = "*"
 MAX_SHARES: Final = 256
@@ -111,6 +111,12 @@ class Policy:
     withhold_displays: bool = False
     withhold_held: bool = False
     shares: tuple[tuple[Selector, int], ...] = ()
+    passthrough: tuple[Selector, ...] = ()
+    """GPUs for virtual machines."""
+
+    def is_passed_through(self, gpu: Gpu, index: int) -> bool:
+        """Whether a GPU is for virtual machines."""
+        return any(selector.matches(gpu, index) for selector in self.passthrough)
 
     def share_count(self, gpu: Gpu, index: int) -> int | None:
         """In how many shares a GPU is offered; None for one that is not shared."""
@@ -142,7 +148,7 @@ def offered(inventory: NodeInventory, policy: Policy, usage: Mapping[PciAddress,
     """Apply the settings to an inventory.
 
     Args:
-        inventory: the whole node; indices count its GPUs.
+        inventory: the whole node; indices count its GPUs. One that is marked for passthrough stays so.
         policy: the settings.
         usage: who uses which GPU; asked only where the policy withholds GPUs for that.
     """
@@ -153,7 +159,9 @@ def offered(inventory: NodeInventory, policy: Policy, usage: Mapping[PciAddress,
         if reason is not None:
             withheld.append(Problem(gpu.name, reason))
             continue
-        shares = policy.share_count(gpu, index)
+        if gpu.passthrough is None and policy.is_passed_through(gpu, index):
+            gpu = dataclasses.replace(gpu, passthrough=Passthrough(gpu.product_name))  # noqa: PLW2901  the same GPU
+        shares = None if gpu.passthrough is not None else policy.share_count(gpu, index)
         kept.append(gpu if shares == gpu.shares else dataclasses.replace(gpu, shares=shares))
     if not withheld and kept == list(inventory.gpus):
         return Offered(inventory, ())

@@ -10,7 +10,7 @@ from driver.prepare.devices import DeviceNodes
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.partition import Origin
 from driver.prepare.records import ClaimRecord, DeviceRecord
-from driver.prepare.resolve import check_identity, standing
+from driver.prepare.resolve import check_identity, passthrough_id, standing
 from driver.prepare.steps import StepDefaults, Work
 
 
@@ -43,6 +43,8 @@ class HardwareStep(StepDefaults):
         gpu = inventory.at(device.address)
         if gpu is None:
             raise ClaimError(f"the GPU of {device.device} is gone", Reason.DEVICE_NOT_FOUND)
+        if device.uuid == passthrough_id(gpu):
+            return ContainerEdits()  # its nodes are VFIO's
         partition = device.partition
         if partition is None:
             return ContainerEdits(device_nodes=self._nodes.of_gpu(gpu))
@@ -63,6 +65,8 @@ def _is_the_same(device: DeviceRecord, inventory: NodeInventory) -> bool:
     partition = device.partition
     if gpu is None:
         return False
+    if device.uuid == passthrough_id(gpu):
+        return True
     if partition is None:
         return gpu.uuid == device.uuid
     if gpu.uuid != partition.parent:

@@ -68,6 +68,24 @@ def usable_gpu(name: str, inventory: NodeInventory) -> Gpu:
     return gpu
 
 
+def passthrough_gpu(name: str, inventory: NodeInventory) -> Gpu:
+    """The GPU of that name as the bus shows it, whatever driver it is bound to: NVML knows nothing of one that a
+    virtual machine has.
+
+    Raises:
+        ClaimError: retryable; it is not on the bus.
+    """
+    gpu = inventory.gpu(name)
+    if gpu is None:
+        return usable_gpu(name, inventory)  # says so
+    return gpu
+
+
+def passthrough_id(gpu: Gpu) -> str:
+    """What stands for the UUID of a device for passthrough: its place, which is all that can be known of it."""
+    return f"VFIO-{gpu.address}"
+
+
 def whole_gpu(gpu: Gpu, mig: MigSupport, *, admin_access: bool = False) -> Gpu:
     """The GPU, if it can be used as a whole. Where this driver switches MIG mode, it is no obstacle here; and whoever
     only looks at a GPU sees it in any mode.
@@ -197,7 +215,8 @@ def _by(device: DeviceRecord, other: ClaimRecord) -> str:
 
 def _device(uid: str, result: AllocationResult, inventory: NodeInventory, mig: MigSupport) -> DeviceRecord:
     name = DeviceName.parse(result.device)
-    gpu = usable_gpu(name.gpu if name is not None else result.device, inventory)
+    virtual = name is not None and name.kind == "vfio"
+    gpu = (passthrough_gpu if virtual else usable_gpu)(name.gpu if name is not None else result.device, inventory)
     device = DeviceRecord(
         request=result.request,
         pool=result.pool,
@@ -205,7 +224,7 @@ def _device(uid: str, result: AllocationResult, inventory: NodeInventory, mig: M
         share_id=result.share_id,
         admin_access=result.admin_access,
         address=str(gpu.address),
-        uuid=gpu.uuid or "",
+        uuid=passthrough_id(gpu) if virtual else gpu.uuid or "",
         cdi_device=device_name(uid, result.request, result.device, result.share_id),
     )
     if result.share_id is not None:
@@ -220,7 +239,7 @@ def _device(uid: str, result: AllocationResult, inventory: NodeInventory, mig: M
 def _partition(device: DeviceRecord, name: DeviceName, gpu: Gpu, mig: MigSupport) -> DeviceRecord:
     """What a partition's name means on this GPU now: one that stands, or one that is to be made."""
     found = next((one for one in gpu.partitions if one.usable and name_of(gpu, one) == device.device), None)
-    if found is not None and (device.admin_access or not found.managed):
+    if found is not None and (device.admin_access or not found.managed or mig is not MigSupport.DYNAMIC):
         partition = PartitionRecord(
             found.profile_id, found.profile, found.placement, gpu.uuid or "", Origin.FOUND, found.compute
         )
@@ -258,6 +277,8 @@ def _vanished(name: str, gpu: Gpu, why: str) -> ClaimError:
 
 def _same_gpu(record: ClaimRecord, device: DeviceRecord, inventory: NodeInventory) -> Gpu:
     name = DeviceName.parse(device.device)
+    if name is not None and name.kind == "vfio":
+        return passthrough_gpu(name.gpu, inventory)
     gpu = usable_gpu(name.gpu if name is not None else device.device, inventory)
     partition = device.partition
     known = device.uuid if partition is None else partition.parent

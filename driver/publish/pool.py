@@ -19,6 +19,7 @@ from driver.publish.counters import MAX_SETS_PER_SLICE, WHOLE, counter_set, set_
 from driver.publish.devices import Tables, device_document, is_missing, mig_keys, part_devices, tainted, uniform_keys
 from driver.publish.offers import DeviceOrder, Offer, offer_of
 from driver.publish.shares import shared
+from driver.publish.vfio import vfio_devices
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -88,7 +89,8 @@ def build_pool(
     name = pool_name(node_name, driver_name)
     if mig is MigSupport.DYNAMIC and not counters:
         mig = MigSupport.STATIC
-    offers = [offer_of(gpu, mig) for gpu in inventory.gpus]
+    passed = [gpu for gpu in inventory.gpus if gpu.passthrough is not None]
+    offers = [offer_of(gpu, mig) for gpu in inventory.gpus if gpu.passthrough is None]
     withheld = [Withheld(offer.gpu.name, offer.reason) for offer in offers if offer.reason is not None]
     offers = [offer for offer in offers if offer.reason is None]
     values = {offer.gpu.name: _values(inventory, offer) for offer in offers}
@@ -104,6 +106,12 @@ def build_pool(
         for offer in offers
     ]
     sets = [counter_set(offer.gpu, divided=offer.divided) for offer in offers] if counted else []
+    virtual = vfio_devices(passed, taints or {})
+    if counted:  # devices with counters and devices without never stand in one pool
+        sets += [counter_set(gpu, divided=False) for gpu in passed]
+        for gpu, device in zip(passed, virtual, strict=True):
+            device["consumesCounters"] = [{"counterSet": set_name(gpu), "counters": {WHOLE: {"value": "1"}}}]
+    groups += [[device] for device in virtual]
     return PoolDocument(
         name,
         spread(groups) if order is DeviceOrder.SPREAD else packed(groups),

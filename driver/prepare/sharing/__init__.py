@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from driver.prepare.sharing.daemons import DaemonSettings, MpsDaemons
 from driver.prepare.sharing.mps import MpsStep
+from driver.prepare.sharing.passthrough import VfioStep
 from driver.prepare.sharing.rules import SharingRulesStep
 from driver.prepare.sharing.shares import ShareStep
 from driver.prepare.sharing.timeslicing import TimeSliceStep
 
-__all__ = ["DaemonSettings", "MpsDaemons", "MpsStep", "ShareStep", "SharingRulesStep", "TimeSliceStep"]
+__all__ = ["DaemonSettings", "MpsDaemons", "MpsStep", "ShareStep", "SharingRulesStep", "TimeSliceStep", "VfioStep"]
