@@ -356,7 +356,7 @@ class Agent:
             capabilities=functools.partial(capability_minor, settings.proc_root),
         )
         door = MigDoor(self._session, settings.nvml_deadline_seconds)
-        mig = [MigStep(door, nodes, lambda: self._boot_id)] if self._mig is MigSupport.DYNAMIC else []
+        mig = [MigStep(door, self._mig, nodes, lambda: self._boot_id)]
         return Preparer(
             settings.driver_name,
             self._pool_name,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from driver.model import Gpu, NodeInventory
+from driver.model import Gpu, MigSupport, NodeInventory
 from driver.names import DeviceName
 from driver.prepare.devices import DeviceNodes
 from driver.prepare.errors import ClaimError, Reason
@@ -35,10 +35,12 @@ _OURS = (Origin.MAKING, Origin.MADE)
 
 
 class MigStep(StepDefaults):
-    """Makes the partitions of a claim where they are to be made (``MigSupport.DYNAMIC``).
+    """Makes the partitions of a claim where they are to be made (``MigSupport.DYNAMIC``), and destroys what was made
+    whatever the setting is by now.
 
     Args:
         door: NVML.
+        mig: what is done with MIG.
         nodes: asked whether the kernel knows an instance.
         boot_id: of the running system; None: unknown.
         faults: told of each crash point that is passed.
@@ -50,9 +52,15 @@ class MigStep(StepDefaults):
     undo_points = ("ci-gone", "gi-gone", "mode-off")
 
     def __init__(
-        self, door: MigDoor, nodes: DeviceNodes, boot_id: Callable[[], str | None], faults: Faults = no_faults
+        self,
+        door: MigDoor,
+        mig: MigSupport,
+        nodes: DeviceNodes,
+        boot_id: Callable[[], str | None],
+        faults: Faults = no_faults,
     ) -> None:
         self._door = door
+        self._mig = mig
         self._nodes = nodes
         self._boot_id = boot_id
         self._faults = faults
@@ -61,6 +69,8 @@ class MigStep(StepDefaults):
 
     def check(self, work: Work) -> None:
         """Look at the GPUs: is there room, can the mode be switched. Then the record says ``making``."""
+        if not self._concerns(work.record):
+            return
         devices = []
         for device in work.record.devices:
             gpu = work.inventory.at(device.address)
@@ -70,7 +80,7 @@ class MigStep(StepDefaults):
             elif partition is not None and partition.origin is not Origin.FOUND:
                 devices.append(self._planned(device, partition, gpu))
             else:
-                if partition is None and _is_switched(device, gpu):
+                if partition is None and self._is_switched(device, gpu):
                     self._check_whole(device, gpu)
                 devices.append(device)
         if tuple(devices) != work.record.devices:
@@ -78,20 +88,28 @@ class MigStep(StepDefaults):
 
     def do(self, work: Work) -> None:
         """Make what is to be made, one device after the other."""
+        if not self._concerns(work.record):
+            return
         for position, device in enumerate(work.record.devices):
             gpu = work.inventory.at(device.address)
             partition = device.partition
             if gpu is None or device.admin_access:
                 continue
             if partition is None:
-                if _is_switched(device, gpu) and self._look(device).enabled:
+                if self._is_switched(device, gpu) and self._look(device).enabled:
                     self._door.switch(device.address, enabled=False)
             elif partition.origin is Origin.MAKING:
                 self._make(work, position, device, partition)
 
     def is_done(self, work: Work) -> bool:
         """Whether each partition stands, with its UUID; and whether whole GPUs are out of MIG mode."""
+        if not self._concerns(work.record):
+            return True
         return all(self._is_right(device, work.inventory) for device in work.record.devices)
+
+    def _concerns(self, record: ClaimRecord) -> bool:
+        """Whether there can be something to do: whole GPUs are looked at only where this driver switches their mode."""
+        return self._mig is MigSupport.DYNAMIC or any(PARTITION in device.data for device in record.devices)
 
     def _planned(self, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu) -> DeviceRecord:
         """The device as it is to be made; as it is where it stands already."""
@@ -197,7 +215,7 @@ class MigStep(StepDefaults):
         if gpu is None or device.admin_access:
             return gpu is not None
         if partition is None:
-            if not _is_switched(device, gpu) or not gpu.mig_enabled:
+            if not self._is_switched(device, gpu) or not gpu.mig_enabled:
                 return True
             return not self._look(device).enabled  # the inventory may be of before
         if partition.origin is Origin.FOUND:
@@ -275,15 +293,16 @@ class MigStep(StepDefaults):
     def _look(self, device: DeviceRecord) -> Look:
         return self._door.look(device.address)
 
+    def _is_switched(self, device: DeviceRecord, gpu: Gpu) -> bool:
+        """Whether a whole GPU of a claim is one whose MIG mode this driver switches."""
+        if self._mig is not MigSupport.DYNAMIC or not gpu.switches_mig_freely:
+            return False
+        name = DeviceName.parse(device.device)
+        return name is not None and name.kind == "gpu"
+
     def _is_of_another_boot(self, record: ClaimRecord) -> bool:
         now = self._boot_id()
         return record.boot_id is not None and now is not None and record.boot_id != now
-
-
-def _is_switched(device: DeviceRecord, gpu: Gpu) -> bool:
-    """Whether a whole GPU of this claim is one whose MIG mode this driver switches."""
-    name = DeviceName.parse(device.device)
-    return name is not None and name.kind == "gpu" and gpu.switches_mig_freely
 
 
 def _is_ours(device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> bool:

@@ -1,4 +1,4 @@
-"""A driver process that kills itself over a mock node: ``mig_child.py <folder> <mig> <when> <verb> <uid=device,...>...``.
+"""A driver process that kills itself on a mock node: ``mig_child.py <folder> <mig> <when> <verb> <uid=device,...>``.
 
 ``folder`` holds the mock node (``node``) and the driver's state. ``when`` is a crash point or ``never``, the verb is
 ``prepare`` or ``unprepare``.

@@ -64,7 +64,7 @@ class MigNode:
             capabilities=lambda *ids: capability_minor(self.node.root / "proc", *ids),
         )
         door = MigDoor(lambda: reader.session, 20.0)
-        steps = [MigStep(door, nodes, self.boot_id, lambda point: self.faults(point))]
+        steps = [MigStep(door, self.mig, nodes, self.boot_id, lambda point: self.faults(point))]
         self.preparer = Preparer(
             DRIVER,
             POOL,
@@ -73,7 +73,7 @@ class MigNode:
             lambda: self.seen,
             edits=OneLibrary(),
             nodes=nodes,
-            steps=steps if self.mig is MigSupport.DYNAMIC else (),
+            steps=steps,
             mig=self.mig,
             boot_id=self.boot_id,
             faults=lambda point: self.faults(point),

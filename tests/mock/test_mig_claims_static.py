@@ -1,0 +1,196 @@
+"""Partitions that an administrator makes: handed out as they are, never destroyed, and told when they are gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from driver.model import MigSupport
+from driver.prepare import Reason
+from native.mock import MockNode
+from tests.support.mignodes import MigNode
+
+Make = Callable[..., MigNode]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A node in MIG mode with these instances on its first GPU, and a driver that hands out what it finds."""
+    monkeypatch.setenv("GPUDRA_MOCK_QUIET", "1")
+
+    def made(*instances: str, compute: str = "-C") -> MigNode:
+        for name in ("GPUDRA_MOCK_NODE", "GPUDRA_MOCK_DEV"):
+            monkeypatch.setenv(name, "")
+        mock = MockNode.create(tmp_path / "node", "h100-nvl")  # MIG is on there
+        if instances:
+            arguments = ("-cgi", ",".join(instances), compute)
+            mock.nvidia_smi("mig", "-i", "0", *(part for part in arguments if part))
+        node = MigNode(mock, tmp_path, MigSupport.STATIC)
+        node.read()
+        return node
+
+    return made
+
+
+def destroy(node: MigNode, start: int) -> None:
+    (found,) = [one for one in node.node.instances(node.node.profile.gpus[0].address) if one.start == start]
+    node.node.nvidia_smi("mig", "-i", "0", "-dci", "-gi", str(found.id))
+    node.node.nvidia_smi("mig", "-i", "0", "-dgi", "-gi", str(found.id))
+
+
+def uuid_of(node: MigNode, uid: str) -> str:
+    (device,) = json.loads(node.spec(uid).read_text())["devices"]
+    return str(device["containerEdits"]["env"][0].partition("=")[2])
+
+
+def test_a_claim_gets_the_partition_that_stands_and_leaves_it_standing(make: Make) -> None:
+    node = make("9:4", "19:0")
+    before = node.gpu().partitions
+    node.prepared("u1", node.name("3g.47gb", 4))
+    assert uuid_of(node, "u1") == before[1].uuid
+    assert node.unprepare("u1") is None
+    assert node.read().gpus[0].partitions == before
+    assert not node.spec("u1").exists()
+
+
+def test_partitions_of_one_gpu_go_to_different_claims_and_the_same_one_does_not(make: Make) -> None:
+    node = make("9:4", "19:0")
+    node.prepared("u1", node.name("3g.47gb", 4))
+    node.prepared("u2", node.name("1g.12gb", 0))
+    error = node.refused("u3", node.name("3g.47gb", 4))
+    assert error.reason is Reason.DEVICE_IN_USE
+    assert "claim ns/claim-u1" in str(error)
+
+
+def test_the_gpu_beside_its_partitions_is_refused(make: Make) -> None:
+    node = make("19:0")
+    assert "is in MIG mode" in str(node.refused("u1", node.gpu().name))
+
+
+@pytest.mark.bug("B94")
+def test_a_partition_that_does_not_stand_is_an_error_that_names_what_does(make: Make) -> None:
+    node = make("19:0")
+    error = node.refused("u1", node.name("3g.47gb", 4))
+    assert error.permanent
+    assert error.reason is Reason.DEVICE_NOT_FOUND
+    assert node.name("1g.12gb", 0) in str(error)
+    assert "nvidia-smi mig" in str(error)
+
+
+@pytest.mark.bug("B94")
+def test_what_an_administrator_makes_and_destroys_is_seen_with_the_next_reading(make: Make) -> None:
+    node = make("19:0")
+    node.node.nvidia_smi("mig", "-i", "0", "-cgi", "14:2", "-C")
+    assert [one.profile for one in node.read().gpus[0].partitions] == ["1g.12gb", "2g.24gb"]
+    node.prepared("u1", node.name("2g.24gb", 2))
+    destroy(node, 0)
+    assert [one.profile for one in node.read().gpus[0].partitions] == ["2g.24gb"]
+    assert node.refused("u2", node.name("1g.12gb", 0)).permanent
+
+
+@pytest.mark.bug("B94")
+def test_between_two_readings_a_destroyed_partition_is_noticed_by_its_nodes(make: Make) -> None:
+    node = make("19:0")
+    destroy(node, 0)
+    error = node.refused("u1", node.name("1g.12gb", 0))
+    assert not error.permanent
+    assert "was destroyed" in str(error)
+    assert not node.spec("u1").exists()
+
+
+@pytest.mark.bug("B94")
+def test_a_prepared_partition_that_was_destroyed_is_a_problem_and_can_be_unprepared(make: Make) -> None:
+    node = make("19:0")
+    node.prepared("u1", node.name("1g.12gb", 0))
+    destroy(node, 0)
+    node.read()
+    (problem,) = node.preparer.recover().problems
+    assert "claim ns/claim-u1" in problem.subject
+    assert "destroyed while the claim held it" in problem.message
+    assert node.unprepare("u1") is None
+
+
+@pytest.mark.bug("B88")
+def test_another_partition_in_the_same_place_is_not_the_claims(make: Make) -> None:
+    node = make("19:0")
+    node.prepared("u1", node.name("1g.12gb", 0))
+    destroy(node, 0)
+    node.node.nvidia_smi("mig", "-i", "0", "-cgi", "19:0", "-C")
+    node.read()
+    (problem,) = node.preparer.recover().problems
+    assert "somebody partitioned the GPU anew" in problem.message
+    assert not node.spec("u1").exists(), "a container that starts now must fail rather than get what is not its own"
+    assert node.unprepare("u1") is None
+    node.prepared("u2", node.name("1g.12gb", 0))
+
+
+@pytest.mark.bug("B72")
+def test_after_a_reboot_a_partition_that_was_made_again_is_the_claims_with_its_new_uuid(make: Make) -> None:
+    node = make("19:0")
+    node.prepared("u1", node.name("1g.12gb", 0))
+    before = uuid_of(node, "u1")
+    node.reboot()
+    node.node.nvidia_smi("-i", "0", "-mig", "1")
+    node.node.nvidia_smi("mig", "-i", "0", "-cgi", "19:0", "-C")  # as an administrator's service does at the start
+    node.start()
+    node.read()
+    report = node.preparer.recover()
+    assert (report.problems, report.remade) == ([], ["u1"])
+    assert uuid_of(node, "u1") == node.gpu().partitions[0].uuid != before
+    assert node.preparer.recover().remade == []
+
+
+@pytest.mark.bug("B72")
+def test_after_a_reboot_without_its_partition_a_claim_waits_and_can_be_unprepared(make: Make) -> None:
+    node = make("19:0")
+    node.prepared("u1", node.name("1g.12gb", 0))
+    node.reboot()
+    node.node.nvidia_smi("-i", "0", "-mig", "1")
+    node.start()
+    node.read()
+    report = node.preparer.recover()
+    assert report.waiting == ["u1"]
+    assert "there is no MIG device" in report.problems[0].message
+    assert node.unprepare("u1") is None
+
+
+def test_parts_of_a_partition_go_to_different_claims(make: Make) -> None:
+    node = make("9:4", compute="")
+    (found,) = node.node.instances(node.node.profile.gpus[0].address)
+    node.node.nvidia_smi("mig", "-i", "0", "-cci", "0,0,0", "-gi", str(found.id))
+    names = [f"{node.name('3g.47gb', 4)}-c{start}".replace("-mig-3g", "-mig-1c-3g") for start in range(3)]
+    assert len(node.read().gpus[0].partitions) == 3
+    for number, name in enumerate(names):
+        node.prepared(f"u{number}", name)
+    assert len({uuid_of(node, f"u{number}") for number in range(3)}) == 3
+    assert node.refused("u3", names[1]).reason is Reason.DEVICE_IN_USE
+
+
+def test_turned_off_no_partition_is_handed_out(make: Make) -> None:
+    node = make("19:0")
+    node.mig = MigSupport.OFF
+    node.start()
+    error = node.refused("u1", node.name("1g.12gb", 0))
+    assert error.permanent
+    assert "turned off" in str(error)
+
+
+def test_records_of_partitions_made_for_claims_are_kept_when_the_setting_is_taken_back(make: Make) -> None:
+    node = make()
+    node.mig = MigSupport.DYNAMIC
+    node.start()
+    node.read()
+    node.prepared("u1", node.name("1g.12gb", 0))
+    node.mig = MigSupport.STATIC
+    node.start()
+    assert node.unprepare("nobody") is None
+    node.read()
+    assert node.preparer.recover().problems == []
+    assert node.spec("u1").exists()
+    error = node.refused("u2", node.name("1g.12gb", 0))
+    assert error.reason is Reason.DEVICE_IN_USE
+    assert node.unprepare("u1") is None
+    assert node.instances() == []
