@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from driver.journal.scribe import Scribe
     from driver.node import NodeReader
+    from driver.shapekeeper import ShapeKeeper
     from kubeletplugin.healthserver import HealthServer
     from native.nvml.session import NvmlSession
     from native.uevents import UeventWatcher
@@ -119,6 +120,7 @@ class Agent:
         )
         self._known_problems: frozenset[Problem] = frozenset()
         self._reader: NodeReader | None = None
+        self._shapes = self._make_shape_keeper()
 
     def run(self, stop: threading.Event) -> int:
         """Serve until ``stop`` is set.
@@ -215,6 +217,8 @@ class Agent:
             parts.health.stop()
         self._observer.close()
         self._lookout.close()
+        if self._shapes is not None:
+            self._shapes.close()
         if self._reader is not None:
             self._reader.close()
         log.info("ended")
@@ -334,7 +338,22 @@ class Agent:
                 "partitions are made, those that stand are handed out as with --mig static"
             )
         self._lookout.published([device["name"] for device in pool.devices], taints)
+        if self._shapes is not None:
+            self._shapes.offer(pool)
         return resources(pool)
+
+    def _make_shape_keeper(self) -> ShapeKeeper | None:
+        settings = self._settings
+        if not settings.shape_namespace:
+            return None
+        from driver.shapekeeper import ShapeKeeper
+
+        return ShapeKeeper(
+            self._client,
+            driver_name=settings.driver_name,
+            node_name=settings.node_name,
+            namespace=settings.shape_namespace,
+        )
 
     # claims
 

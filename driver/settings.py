@@ -47,6 +47,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     namespace: str = "default"
     """Where Events about the node are written."""
 
+    shape_namespace: str = ""
+    """Where the ConfigMap with the node's shape is written; empty: nowhere."""
+
     kubeconfig: str = ""
     """Empty: the pod's service account."""
     api_server: str = ""

@@ -45,6 +45,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "node_name": "name of the Node object, from the downward API's spec.nodeName (default: the host's name)",
         "instance_uid": "the pod's UID; names the sockets, so that an update's two instances can overlap",
         "namespace": "namespace for Events about the node (default: default)",
+        "shape_namespace": "namespace of a ConfigMap that says what a new node of this kind publishes, see docs/shape.md "
+        "(default: none is written)",
     },
     "the cluster": {
         "kubeconfig": "a kubeconfig file (default: the pod's service account)",
