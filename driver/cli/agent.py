@@ -45,8 +45,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "node_name": "name of the Node object, from the downward API's spec.nodeName (default: the host's name)",
         "instance_uid": "the pod's UID; names the sockets, so that an update's two instances can overlap",
         "namespace": "namespace for Events about the node (default: default)",
-        "shape_namespace": "namespace of a ConfigMap that says what a new node of this kind publishes, see docs/shape.md "
-        "(default: none is written)",
+        "shape_namespace": "namespace of a ConfigMap that says what a new node of this kind publishes, as "
+        "docs/shape.md describes (default: none is written)",
     },
     "the cluster": {
         "kubeconfig": "a kubeconfig file (default: the pod's service account)",
@@ -107,7 +107,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "claims": {
         "reconcile_seconds": "how often the API server is asked whether prepared claims still exist (default: 300)",
         "idle_seconds": "after how long without use a claim's device counts as idle (default: 600)",
-        "metadata_versions": "versions of the devices' metadata that containers get, as v1beta1 (default: none)",
+        "metadata_versions": "versions of the devices' metadata that containers get, as "
+        "metadata.resource.k8s.io/v1beta1 (default: none)",
     },
     "the journal": {
         "journal_bytes": "how much the journal may hold, in bytes; 0: no journal (default: 16 MiB)",
