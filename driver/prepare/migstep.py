@@ -11,6 +11,7 @@ a reset (since Hopper); on others it stays as the administrator set it.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -273,7 +274,7 @@ class MigStep(StepDefaults):
             self._door.change(
                 address,
                 f"destroy the compute instance of {device.device}",
-                lambda nvml, number=compute.id: nvml.destroy_compute_instance(address, instance.id, number),
+                functools.partial(_destroy_compute, address, instance.id, compute.id),
             )
         self._faults("ci-gone")
         self._door.change(
@@ -318,6 +319,10 @@ def _is_ours(device: DeviceRecord, partition: PartitionRecord, instance: GpuInst
 def _is_whole(device: DeviceRecord, instance: GpuInstance) -> bool:
     """Whether a GPU instance has the compute instance that the claim was told of."""
     return device.uuid in {one.uuid for one in instance.compute_instances}
+
+
+def _destroy_compute(address: str, gpu_instance: int, compute_instance: int, nvml: Nvml) -> None:
+    nvml.destroy_compute_instance(address, gpu_instance, compute_instance)
 
 
 def _make_compute(nvml: Nvml, address: str, gpu_instance: int) -> ComputeInstance:

@@ -1,0 +1,195 @@
+"""Partitions from the published pool to the hardware and back: the agent as a process, a scheduler that counts."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubeletplugin.testing.apiserver import EmbeddedApiServer
+from native.mock import MockNode
+from tests.support.agents import CLAIMS, DRIVER, NODE, POOL, Scene
+from tests.support.countered import Counted
+
+FINALIZER = "resource.kubernetes.io/delete-protection"
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    folder = Path(tempfile.mkdtemp(prefix="m"))  # paths of sockets are short
+    with EmbeddedApiServer() as server:
+        made = Scene(folder, server, MockNode.create(folder / "node", "rtx-pro-6000"))
+        try:
+            made.kubelet.start()
+            yield made
+        finally:
+            made.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def running(scene: Scene, devices: int, **flags: object) -> None:
+    scene.start(**{"mig": "dynamic", **flags})
+    scene.registered()
+    scene.until(lambda: len(scene.devices()) == devices, f"{devices} devices")
+
+
+def allocate(scene: Scene, name: str, *devices: str) -> None:
+    """A claim that the scheduler has given these devices."""
+    requests = [
+        {"name": f"r{number}", "exactly": {"deviceClassName": DRIVER, "count": 1}} for number in range(len(devices))
+    ]
+    claim = scene.client.create(
+        CLAIMS,
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name, "namespace": "default", "finalizers": [FINALIZER]},
+            "spec": {"devices": {"requests": requests}},
+        },
+    )
+    results = [
+        {"request": f"r{number}", "driver": DRIVER, "pool": POOL, "device": device}
+        for number, device in enumerate(devices)
+    ]
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}
+    allocation = {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [term]}}
+    consumers = [{"resource": "pods", "name": name, "uid": f"pod-{name}"}]
+    scene.client.update(
+        f"{CLAIMS}/{name}/status", {**claim, "status": {"allocation": allocation, "reservedFor": consumers}}
+    )
+
+
+def standing(scene: Scene) -> list[tuple[str, str, int]]:
+    """(address, profile, start) of what stands."""
+    return sorted(
+        (gpu.address, one.profile, one.start)
+        for gpu in scene.node.profile.gpus
+        for one in scene.node.instances(gpu.address)
+    )
+
+
+def writes(scene: Scene) -> int:
+    return sum(entry["writes"] for entry in scene.logged("published"))
+
+
+def test_random_claims_come_and_go_and_what_the_counters_allow_can_be_prepared(scene: Scene) -> None:
+    running(scene, 62)
+    pool = Counted.of_slices(scene.slices())
+    chance = random.Random(20261130)
+    held: dict[str, str] = {}
+    before = writes(scene)
+    for number in range(40):
+        free = [name for name in pool.devices if pool.fits(name)]
+        if held and (not free or chance.random() < 0.4):
+            uid = chance.choice(sorted(held))
+            scene.unprepare(uid)
+            pool.give_back(held.pop(uid))
+            continue
+        uid, device = f"c{number}", chance.choice(free)
+        pool.take(device)
+        allocate(scene, uid, device)
+        assert len(scene.prepare(uid)) == 1, device
+        held[uid] = device
+        assert len(standing(scene)) == sum("-mig-" in device for device in held.values())
+    for uid in held:
+        scene.unprepare(uid)
+    assert standing(scene) == []
+    assert scene.specs() == []
+    scene.until(lambda: {scene.node.number(gpu.address, "mig_current") for gpu in scene.node.profile.gpus} == {0}, "")
+    assert writes(scene) == before, "claims that come and go change nothing of what is published"
+
+
+def test_a_claim_is_told_of_its_partition_and_metrics_count_it(scene: Scene) -> None:
+    running(scene, 62, metrics_port=0)
+    pool = Counted.of_slices(scene.slices())
+    device = pool.first(profile="1g.24gb")
+    assert device is not None
+    allocate(scene, "one", device)
+    scene.prepare("one")
+
+    def said() -> Any:
+        return scene.client.get(f"{CLAIMS}/one")["status"].get("devices")
+
+    (entry,) = scene.until(said, "the claim's status")
+    parent = pool.devices[device]["attributes"]["parentUUID"]["string"]
+    assert entry["data"]["profile"] == "1g.24gb"
+    assert entry["data"]["parentUUID"] == parent
+    (spec,) = scene.specs()
+    assert entry["data"]["uuid"] in spec.read_text()
+    assert entry["data"]["uuid"].startswith("MIG-")
+    (served,) = scene.logged("metrics are served")
+    with urllib.request.urlopen(f"http://127.0.0.1:{served['port']}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'gpudra_prepared_devices{type="mig"} 1.0' in text
+    assert 'gpudra_prepared_devices{type="gpu"} 0.0' in text
+
+
+@pytest.mark.bug("B72")
+def test_after_a_crash_and_a_reboot_a_claim_has_its_partition_again(scene: Scene) -> None:
+    running(scene, 62)
+    device = Counted.of_slices(scene.slices()).first(profile="2g.48gb")
+    assert device is not None
+    allocate(scene, "held", device)
+    ids = scene.prepare("held")
+    (spec,) = scene.specs()
+    before = standing(scene)
+    scene.end(signal.SIGKILL)
+    spec.unlink()
+    scene.node.reload_driver()
+    (scene.node.root / "proc/sys/kernel/random/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
+    scene.kubelet.restart()
+    assert standing(scene) == []
+    running(scene, 62)
+    scene.until(lambda: standing(scene) == before and scene.specs() == [spec], "the partition and its specification")
+    assert scene.prepare("held") == ids
+    scene.unprepare("held")
+    assert (standing(scene), scene.specs()) == ([], [])
+
+
+@pytest.mark.bug("B94")
+def test_what_an_administrator_makes_takes_its_gpu_out_of_the_drivers_hands_until_it_is_gone(scene: Scene) -> None:
+    running(scene, 62)
+    address = scene.node.profile.gpus[0].address
+    scene.node.nvidia_smi("-i", address, "-mig", "1")
+    scene.node.nvidia_smi("mig", "-i", address, "-cgi", "14:9", "-C")
+    scene.until(lambda: len(scene.devices()) == 31 + 1, "the partition in place of all that could be made")
+    theirs = scene.devices()[0]
+    assert theirs["name"].endswith("-mig-1g-24gb-14-9")
+    before = standing(scene)
+    allocate(scene, "c", theirs["name"])
+    scene.prepare("c")
+    scene.unprepare("c")
+    assert standing(scene) == before
+    scene.node.nvidia_smi("mig", "-i", address, "-dci")
+    scene.node.nvidia_smi("mig", "-i", address, "-dgi")
+    scene.until(lambda: len(scene.devices()) == 62, "the whole choice again")
+
+
+def test_static_partitions_are_seen_as_they_come_and_go(scene: Scene) -> None:
+    running(scene, 2, mig="static")
+    address = scene.node.profile.gpus[0].address
+    scene.node.nvidia_smi("-i", address, "-mig", "1")
+    scene.until(lambda: len(scene.devices()) == 1, "the GPU to be withheld")
+    scene.node.nvidia_smi("mig", "-i", address, "-cgi", "14:9,5:0", "-C")
+    scene.until(lambda: len(scene.devices()) == 3, "two partitions beside the other GPU")
+    parts = [device for device in scene.devices() if device["attributes"]["type"] == {"string": "mig"}]
+    assert all("consumesCounters" not in device for device in scene.devices())
+    allocate(scene, "both", *(device["name"] for device in parts))
+    assert len(scene.prepare("both")) == 2
+    (spec,) = scene.specs()
+    written = json.loads(spec.read_text())
+    told = {entry["containerEdits"]["env"][0].partition("=")[2] for entry in written["devices"]}
+    assert told == {device["attributes"]["uuid"]["string"] for device in parts}
+    scene.unprepare("both")
+    scene.node.nvidia_smi("mig", "-i", address, "-dci")
+    scene.node.nvidia_smi("mig", "-i", address, "-dgi")
+    scene.node.nvidia_smi("-i", address, "-mig", "0")
+    scene.until(lambda: len(scene.devices()) == 2, "whole GPUs again")
