@@ -36,7 +36,7 @@ from driver.prepare import (
     read_boot_id,
 )
 from driver.publish import DeviceOrder, build_pool, pool_name
-from driver.settings import Settings
+from driver.settings import Settings, listed
 from kubeletplugin import api
 from kubeletplugin.client import KubeClient
 from kubeletplugin.plugin import Plugin
@@ -104,19 +104,30 @@ class Agent:
                 self._preparer.prepared,
                 self._publish,
                 self._session,
+                self._client,
+                self._patient.unprepare,
             ),
             self._scribe,
         )
         self._plugin = Plugin(
             settings.driver_name,
             settings.node_name,
-            ClaimHandler(self._patient, self._metrics, self._say, self._scribe, self._lookout.condition),
+            ClaimHandler(
+                self._patient,
+                self._metrics,
+                self._say,
+                self._scribe,
+                self._lookout.condition,
+                self._lookout.metadata,
+            ),
             client=self._client,
             plugins_dir=Path(settings.plugins_dir),
             registry_dir=Path(settings.registry_dir),
             instance_uid=settings.instance_uid or None,
             observer=self._observer,
             health=self._lookout.board,
+            metadata_versions=listed(settings.metadata_versions),
+            cdi_dir=Path(settings.cdi_dir),
         )
         self._known_problems: frozenset[Problem] = frozenset()
         self._reader: NodeReader | None = None
@@ -133,6 +144,7 @@ class Agent:
         if not self._alone(stop):
             return 0
         self._recover()
+        self._offering.resume(self._preparer.prepared())
         try:
             self._plugin.start()
         except SocketError:
@@ -337,7 +349,7 @@ class Agent:
                 "the API server does not keep counters (feature gate DRAPartitionableDevices, Kubernetes 1.36): no "
                 "partitions are made, those that stand are handed out as with --mig static"
             )
-        self._lookout.published([device["name"] for device in pool.devices], taints)
+        self._lookout.published(pool.devices, taints)
         if self._shapes is not None:
             self._shapes.offer(pool)
         return resources(pool)

@@ -6,6 +6,7 @@ Wires the filters of ``driver.inventory`` and the steps of ``driver.prepare.shar
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from driver.settings import Settings, listed
 if TYPE_CHECKING:
     from driver.inventory.filters import Policy, Usage
     from driver.prepare import ClaimRecord
-    from driver.prepare.sharing import MpsDaemons
+    from driver.prepare.sharing import MpsDaemons, MpsStep
     from driver.prepare.steps import Step
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Offering:
         self._inventory = inventory
         self._release = release
         self._daemons: MpsDaemons | None = None
+        self._mps: MpsStep | None = None
         self._policy: Policy | None = None
         self._said: frozenset[Problem] = frozenset()
 
@@ -61,7 +63,8 @@ class Offering:
                 # A mock node that may not make device nodes may not make mounts either; it has no CUDA anyway.
                 private_shm=not settings.plain_device_nodes,
             )
-            steps.append(MpsStep(smi, self._daemons, settings.sharing_seconds))
+            self._mps = MpsStep(smi, self._daemons, settings.sharing_seconds)
+            steps.append(self._mps)
         if "TimeSlicing" in ways:
             steps.append(TimeSliceStep(smi, settings.sharing_seconds))
         return (*steps, SharingRulesStep(), self._passthrough_step())
@@ -124,6 +127,12 @@ class Offering:
             if name is not None and gpu.address == name.address:
                 return self._the_policy().share_count(gpu, index)
         return None
+
+    def resume(self, records: Collection[ClaimRecord]) -> None:
+        """Start the MPS daemons of prepared claims that ended with an earlier agent, in the background."""
+        step = self._mps
+        if step is not None and any(record.devices for record in records):
+            threading.Thread(target=step.resume, args=(records,), name="mps-resume", daemon=True).start()
 
     def recovered(self, records: Callable[[], Collection[ClaimRecord]]) -> None:
         """End what belongs to no claim any more.

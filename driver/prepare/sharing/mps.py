@@ -162,6 +162,19 @@ class MpsStep(StepDefaults):
             for uuid in dict.fromkeys(device.uuid for device in devices if device.partition is None):
                 self._open(uuid, deadline)
 
+    def resume(self, records: Iterable[ClaimRecord]) -> None:
+        """Start the daemons of prepared claims again, as far as they do not run: those of an agent's pod end with it.
+
+        To be called at start, before anything is known of the node; never raises. What fails is tried again with the
+        first reading of the node.
+        """
+        for record in records:
+            for settings, _ in _daemons(record) if record.trusted else ():
+                try:
+                    self._daemons.start(settings, Deadline(self._seconds))
+                except DaemonError as error:
+                    log.warning("the MPS control daemon of claim %s does not start yet: %s", record.ref, error)
+
     def is_undone(self, record: ClaimRecord) -> bool:
         """Always: each end was waited for, and which daemons had to end only ``undo`` knows."""
         return True

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver.prepare import ClaimError, Reason
+from driver.prepare import ClaimError, Phase, Reason
 from driver.prepare.config import MpsConfig
+from driver.prepare.sharing import MpsStep
 from driver.prepare.sharing.daemons import DaemonSettings
 from driver.prepare.sharing.limits import pinned_limits
 from driver.prepare.sharing.process import DaemonError
@@ -178,6 +179,37 @@ def test_a_restarted_agent_has_the_same_daemon_again(node: SharingNode, reboot: 
     assert daemon(node) == before
     assert node.smi.modes == {uuid(0): EXCLUSIVE}
     assert node.spec_path("u1").read_bytes() == spec
+
+
+def test_daemons_that_died_with_the_agent_are_started_before_anything_is_known_of_the_node(node: SharingNode) -> None:
+    document = claim("u1", result(0), configs=[mps(defaultActiveThreadPercentage=30)])
+    prepare(node.start(), document)
+    before = daemon(node)
+    node.daemons.running.clear()
+    node.ready = False
+    later = node.start()
+    step = next(step for step in node.steps() if isinstance(step, MpsStep))
+    node.daemons.fault = DaemonError("not yet")
+    step.resume(later.prepared())
+    assert node.daemons.running == {}
+    node.daemons.fault = None
+    later.recover()
+    step.resume(later.prepared())
+    assert daemon(node) == before
+    unfinished = [record.with_phase(Phase.UNPREPARING) for record in later.prepared()]
+    node.daemons.running.clear()
+    step.resume(unfinished)
+    assert node.daemons.running == {}
+
+
+def test_admin_access_is_served_beside_mps_and_changes_nothing(node: SharingNode) -> None:
+    preparer = node.start()
+    prepare(preparer, claim("u1", result(0), configs=[mps()]))
+    prepare(preparer, claim("u2", result(0, adminAccess=True), configs=[mps({"source": "FromClass"})]))
+    assert "mounts" not in edits(node, "u2")
+    preparer.unprepare([ref("u2")])
+    assert node.smi.modes == {uuid(0): EXCLUSIVE}
+    assert len(node.daemons.running) == 1
 
 
 @pytest.mark.bug("B102")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver.model import Gpu, GpuState, NodeInventory, PciAddress
+from driver.model import Gpu, GpuState, MigProfile, MigSupport, NodeInventory, PciAddress, Placement
 from driver.publish import build_pool, slice_objects
 from driver.publish.shares import shared
 from kubeletplugin.validation import validate_slice
@@ -77,3 +77,15 @@ def test_any_size_and_number_obeys_the_api_and_fits(memory: int, count: int) -> 
 def test_a_gpu_of_unknown_size_is_counted_in_shares_alone(two: NodeInventory) -> None:
     gpu = replace(two.gpus[0], memory_bytes=None, shares=2)
     assert shared({"name": "x"}, gpu)["capacity"].keys() == {"shares"}
+
+
+def test_shares_of_a_gpu_that_can_also_be_divided_use_its_counters(gpu: Make, node: Node) -> None:
+    """The scheduler charges the counters of a shared device once, so partitions and shares keep each other out."""
+    profile = MigProfile(19, "1g.10gb", tuple(Placement(n, 1) for n in range(7)), 7, 10 << 30, 16, 1, 1, 0, 1, 0, 1)
+    both = node(gpu(0, mig_profiles=(profile,), shares=2))
+    pool = build_pool(both, node_name="n", driver_name="gpu.nvidia.com", mig=MigSupport.DYNAMIC, counters=True)
+    for made in slice_objects(pool, node_name="n", driver_name="gpu.nvidia.com"):
+        assert validate_slice(made["spec"]) == []
+    whole = next(device for device in pool.devices if "mig" not in device["name"])
+    assert whole["allowMultipleAllocations"] is True
+    assert whole["consumesCounters"]
