@@ -12,7 +12,6 @@ from native.nvml import healthvalues
 from native.nvml.cffi_library import CffiLibrary, by_address, canonical, ffi, lib, raw
 from native.nvml.errors import NvmlReturn
 from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows
-from native.nvml.healthvalues import Affinity
 from native.nvml.values import Fields
 from native.pci import canonical_address
 
@@ -61,7 +60,7 @@ class CffiHealth(CffiLibrary):
                 key,
                 healthvalues.topology(
                     names,
-                    map(Affinity._make, _AFFINITY.iter_unpack(key[1])),
+                    _AFFINITY.iter_unpack(key[1]),
                     _PAIR.iter_unpack(key[2]),
                 ),
             )

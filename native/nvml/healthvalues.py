@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from native.nvml.errors import NvmlReturn
 from native.nvml.eventtypes import WHOLE
@@ -32,15 +31,9 @@ Pair = tuple[int, int, int, int]
 """What NVML says of two GPUs: code and level, code and state of NVLink between them."""
 
 
-class Affinity(NamedTuple):
-    """What NVML says of one GPU and the host, in the order of door_affinity (nvml_topology.h); bits in little-endian
-    bytes, as both supported machines have them."""
-
-    handle_code: int
-    cpus_code: int
-    nodes_code: int
-    cpus: bytes
-    nodes: bytes
+Affinity = tuple[int, int, int, bytes, bytes]
+"""What NVML says of one GPU and the host: codes of handle, CPUs and nodes, then the bits of the two, in little-endian
+bytes, as both supported machines have them."""
 
 
 def gpu_process(pid: int, used_memory: int, gpu_instance: int, compute_instance: int) -> GpuProcess:
@@ -86,18 +79,18 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
     nodes: dict[str, frozenset[int]] = {}
     levels: dict[tuple[str, str], int] = {}
     nvlink: dict[tuple[str, str], bool] = {}
-    for address, affinity in zip(addresses, affinities, strict=True):
-        if affinity.handle_code != SUCCESS:
-            codes["handle", address] = int(affinity.handle_code)
+    for address, (handle_code, cpus_code, nodes_code, cpu_bits, node_bits) in zip(addresses, affinities, strict=True):
+        if handle_code != SUCCESS:
+            codes["handle", address] = int(handle_code)
             continue
-        for name, code, words, out in (
-            ("cpus", affinity.cpus_code, affinity.cpus, cpus),
-            ("memory_nodes", affinity.nodes_code, affinity.nodes, nodes),
-        ):
-            if code == SUCCESS:
-                out[address] = _numbers(words)
-            else:
-                codes[name, address] = int(code)
+        if cpus_code == SUCCESS:
+            cpus[address] = _numbers(cpu_bits)
+        else:
+            codes["cpus", address] = int(cpus_code)
+        if nodes_code == SUCCESS:
+            nodes[address] = _numbers(node_bits)
+        else:
+            codes["memory_nodes", address] = int(nodes_code)
     for there, (level_code, level, nvlink_code, state) in zip(itertools.combinations(addresses, 2), pairs, strict=True):
         back = there[::-1]
         if level_code == SUCCESS:

@@ -10,7 +10,7 @@ from ctypes import byref, c_int, c_uint, c_ulong, c_ulonglong, c_void_p
 from native.nvml import healthvalues
 from native.nvml.errors import NvmlReturn
 from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows
-from native.nvml.healthvalues import CPU_WORDS, NODE_WORDS, Affinity, Pair
+from native.nvml.healthvalues import CPU_WORDS, NODE_WORDS, Pair
 from native.nvml.pynvml_library import TOO_NEW, PynvmlLibrary, structs
 from native.nvml.values import Fields
 from native.pci import canonical_address
@@ -64,7 +64,7 @@ class PynvmlHealth(PynvmlLibrary):
                 scope = c_int(structs.NVML_AFFINITY_SCOPE_NODE)
                 nodes_code = self._call("nvmlDeviceGetMemoryAffinity", device, c_uint(NODE_WORDS), nodes, scope)
             handles.append((code, device))
-            affinities.append(Affinity(code, cpus_code, nodes_code, bytes(cpus), bytes(nodes)))
+            affinities.append((code, cpus_code, nodes_code, bytes(cpus), bytes(nodes)))
         pairs = []
         for (a, first), (b, second) in itertools.combinations(zip(names, handles, strict=True), 2):
             del b

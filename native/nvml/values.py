@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import uuid
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -138,10 +137,11 @@ def nvlink(
 
 def fabric_info(state: int, status: int, cluster: bytes, clique: int, health: int) -> FabricInfo:
     """Fabric info with the cluster's 16 bytes spelled as a UUID; only the low byte of ``state`` is NVML's."""
+    digits = cluster.hex()
     return FabricInfo(
         state=state & 0xFF,
         status=status,
-        cluster_uuid=str(uuid.UUID(bytes=cluster)),
+        cluster_uuid="-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])),
         clique_id=clique,
         health_mask=health,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from native.mock import Failure, MockNode
 
 def smi(node: MockNode, *arguments: str) -> tuple[int, list[str]]:
     """Exit status and lines, without any of the node's variables: the program stands in its node."""
-    command = [node.smi, *arguments]
+    command: list[str | Path] = [node.smi, *arguments]
     done = subprocess.run(command, env={"GPUDRA_MOCK_QUIET": "1"}, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.splitlines()
 

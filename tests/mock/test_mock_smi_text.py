@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -11,17 +12,17 @@ import pytest
 from native.mock import MockNode, Process
 from tests.support.mocknodes import Node
 
-Path = tuple[str, ...]
+Labels = tuple[str, ...]
 
 
 def smi(node: MockNode, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [node.smi, *arguments]
+    command: list[str | Path] = [node.smi, *arguments]
     return subprocess.run(command, env={"GPUDRA_MOCK_QUIET": "1"}, capture_output=True, text=True, check=False)
 
 
-def read(text: str) -> list[tuple[Path, str]]:
+def read(text: str) -> list[tuple[Labels, str]]:
     """Every value with the labels above it; the indentation says what is in what."""
-    found: list[tuple[Path, str]] = []
+    found: list[tuple[Labels, str]] = []
     above: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.startswith("="):

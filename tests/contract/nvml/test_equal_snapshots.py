@@ -151,7 +151,7 @@ NEWEST = {
 
 
 def without(functions: set[str]) -> Callable[[str], str]:
-    return lambda text: re.sub(r"absent: *\[[^]]*\]", f"absent: [{', '.join(sorted(functions))}]", text)
+    return lambda text: text.replace("  abi: R580\n", f"  absent: [{', '.join(sorted(functions))}]\n")
 
 
 def test_functions_that_an_old_library_lacks_are_done_without_alike(

@@ -10,7 +10,7 @@ import pytest
 from native.nvml import NvmlSession, make_backend
 from native.nvml.errors import NvmlError, NvmlReturn
 from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows
-from native.nvml.healthvalues import PROCESSES_AT_MOST, Affinity, all_processes, topology
+from native.nvml.healthvalues import PROCESSES_AT_MOST, all_processes, topology
 from native.nvml.protocol import Nvml
 
 Open = Callable[..., Nvml]
@@ -195,7 +195,7 @@ def test_a_topology_that_did_not_change_keeps_its_frozen_value(node) -> None:
 
 def test_the_highest_cpus_are_counted_right() -> None:
     mask = (1 << (128 * 64 - 1)).to_bytes(1024, "little")
-    lay = topology((GPU,), [Affinity(0, 0, mask, 0, b"\3")], [])
+    lay = topology((GPU,), [(0, 0, 0, mask, b"\3")], [])
     assert lay.cpus[GPU] == {128 * 64 - 1}
     assert lay.memory_nodes[GPU] == {0, 1}
 
