@@ -73,7 +73,7 @@ def _up(layout: Layout, arguments: argparse.Namespace) -> None:
 
 
 def _test(layout: Layout, arguments: argparse.Namespace) -> int:
-    """Run the tests; the guard ends the cluster when this process is killed. A cluster that ran before stays."""
+    """Run the tests. When this process is killed, they and the cluster end. A cluster that ran before stays."""
     ours = not lifecycle.is_running(layout)
     state = lifecycle.up(layout, binaries.resolve(arguments.k8s), owner=os.getpid())
     environment = os.environ | {
@@ -83,7 +83,9 @@ def _test(layout: Layout, arguments: argparse.Namespace) -> int:
     }
     repository = Path(__file__).parents[2]
     named = [argument for argument in arguments.pytest if argument.startswith("tests/")]
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *([] if named else TESTED), *arguments.pytest]
+    ended_with_us = ("setpriv", "--pdeathsig", "TERM")
+    tests = [] if named else TESTED
+    command = [*ended_with_us, sys.executable, "-m", "pytest", "-p", "no:xdist", *tests, *arguments.pytest]
     try:
         return subprocess.run(command, cwd=repository, env=environment, check=False).returncode
     finally:

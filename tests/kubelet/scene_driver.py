@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,15 +178,19 @@ class Driver:
 
     def report(self, status: HealthStatus, message: str = "") -> None:
         """Say this of every device."""
-        devices = self.driver.devices
+        pool, now = self.driver.pool, time.time()
         self.board.report(
-            [DeviceHealth(self.driver.pool, name, status, message, timeout_seconds=600) for name in devices]
+            [DeviceHealth(pool, name, status, message, now, timeout_seconds=600) for name in self.driver.devices]
         )
 
     def run(self, namespace: Namespace, name: str = "p", script: str = SLEEP, **options: Any) -> None:
-        """A pod with a claim ``<name>-claim`` of one device."""
-        namespace.claim(f"{name}-claim", device_class=self.name)
-        namespace.pod(name, claim=f"{name}-claim", containers=[Container("main", script)], **options)
+        """A pod with a claim ``<name>-claim`` of one device.
+
+        The pod calls it by the same name: Kubernetes 1.34 shows the health of no other.
+        """
+        claim = f"{name}-claim"
+        namespace.claim(claim, device_class=self.name)
+        namespace.pod(name, claims={claim: claim}, containers=[Container("main", script, (claim,))], **options)
 
 
 def request(name: str, device_class: str, count: int = 1) -> JSON:

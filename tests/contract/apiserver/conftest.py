@@ -87,6 +87,19 @@ def api(request: pytest.FixtureRequest) -> Iterator[Api]:
         rate=1000.0,
         burst=1000,
     ) as client:
+        _skip_where_it_was_another_rule(request, int(client.get("/version")["minor"].rstrip("+")))
         api = Api(client, Path(authority) if authority else None)
         yield api
         client.delete(SLICES, query=api.mine)
+
+
+def _skip_where_it_was_another_rule(request: pytest.FixtureRequest, minor: int) -> None:
+    """The embedded server stands for the newest Kubernetes. A module's ``SINCE`` says what is as it is since when.
+
+    Keys are names of tests, as they are or with their parameters, or ``*`` for all: (minor version, reason).
+    """
+    since = getattr(request.module, "SINCE", {})
+    name = request.node.name.replace("[real-", "[")
+    first, reason = since.get(name) or since.get(request.node.originalname) or since.get("*") or (0, "")
+    if minor < first:
+        pytest.skip(f"Kubernetes 1.{minor}, and since 1.{first} only: {reason}")

@@ -10,6 +10,10 @@ import pytest
 from kubeletplugin.client import APPLY_PATCH, ApiError
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SINCE = {
+    "test_a_share_is_an_entry_of_its_own": (36, "share IDs are kept (DRAConsumableCapacity is on by default)"),
+    "test_a_claim_that_was_made_anew_is_not_written": (36, "another UID is an invalid object and no conflict"),
+}
 SHARE = "11111111-2222-3333-4444-555555555555"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from kubeletplugin.client import ApiError
 
+SINCE = {"*": (37, "the table holds the rules of the newest version")}
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 R = "spec.devices.requests[0]"
 

@@ -14,6 +14,15 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 NODES = "/api/v1/nodes"
 EVENTS = "/api/v1/namespaces/default/events"
+SINCE = {
+    "test_bad_metadata_is_refused[metadata4-causes4]": (36, "an owner without a UID lacks it, and has no invalid one"),
+    "test_the_time_of_a_taint_is_set_by_the_server_and_kept_in_seconds": (36, "taints are kept by default"),
+    "test_a_merge_patch_changes_what_it_names": (35, "a slice without devices has no such field"),
+    "test_slices_are_selected_by_their_fields[spec.driver={driver},spec.pool.name={node}/other-found3]": (
+        37,
+        "a selector can name the pool",
+    ),
+}
 UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 SLICE_DETAILS = {"group": "resource.k8s.io", "kind": "resourceslices"}
 
@@ -603,7 +612,7 @@ def test_an_event_about_a_node_lives_in_no_other_namespace(api: Any) -> None:
 def test_the_server_says_its_version_and_that_it_is_ready(api: Any) -> None:
     version = api.client.get("/version")
 
-    assert (version["major"], version["minor"] >= "37") == ("1", True)
+    assert (version["major"], version["minor"] >= "34") == ("1", True)
     assert api.client.text("/readyz") == "ok"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+SINCE = {"*": (37, "the table holds the rules of the newest version")}
 SUBDOMAIN = "a lowercase RFC 1123 subdomain must consist of"
 LABEL = "a lowercase RFC 1123 label must consist of"
 C_IDENTIFIER = "a valid C identifier must start with"
