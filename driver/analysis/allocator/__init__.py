@@ -1,0 +1,21 @@
+"""A port of the scheduler's structured allocator: which devices would the claims of a pod get on a node?"""
+
+from .allocator import Allocator, Outcome, PoolState
+from .claims import Allocated, allocated
+from .features import RELEASES, Features, Rules, UnknownReleaseError, default_features, rules
+from .fields import DocumentError
+
+__all__ = [
+    "RELEASES",
+    "Allocated",
+    "Allocator",
+    "DocumentError",
+    "Features",
+    "Outcome",
+    "PoolState",
+    "Rules",
+    "UnknownReleaseError",
+    "allocated",
+    "default_features",
+    "rules",
+]

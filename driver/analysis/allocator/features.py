@@ -1,0 +1,214 @@
+"""Which allocator a scheduler runs: its gates choose one of three variants, and each release has its own faults.
+
+A fault here is behaviour that a later release corrected. The port repeats it, because the question is what the cluster
+at hand will do; each field of ``Rules`` says which releases have it and, where there is one, upstream's number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+RELEASES: Final = (34, 36, 37)
+"""The minor releases of Kubernetes 1.x whose allocator is ported."""
+
+
+class UnknownReleaseError(ValueError):
+    """No port of this release; the text names those there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The scheduler's feature gates that reach the allocator; the names are those of upstream's ``Features``."""
+
+    admin_access: bool = False
+    compatibility_groups: bool = False
+    consumable_capacity: bool = False
+    derived_attributes: bool = False
+    device_binding_and_status: bool = False
+    device_status: bool = False
+    """DRAResourceClaimDeviceStatus alone: it changes nothing but, in 1.34, the variant that is chosen."""
+    device_taints: bool = False
+    fractional_capacity_range: bool = False
+    list_type_attributes: bool = False
+    optional_node_operations: bool = False
+    partitionable_devices: bool = False
+    prioritized_list: bool = False
+
+    def enabled(self) -> frozenset[str]:
+        """The names of the gates that are on."""
+        return frozenset(each.name for each in fields(self) if getattr(self, each.name))
+
+
+_STABLE_36: Final = frozenset(("admin_access", "device_taints", "partitionable_devices", "prioritized_list"))
+_INCUBATING_36: Final = _STABLE_36 | {"consumable_capacity", "device_binding_and_status"}
+_EXPERIMENTAL_37: Final = frozenset(each.name for each in fields(Features)) - {"device_status"}
+_SUPPORTED: Final = {
+    34: {
+        "stable": frozenset[str](),
+        "incubating": _STABLE_36,
+        "experimental": _INCUBATING_36 | {"device_status"},
+    },
+    36: {
+        "stable": _STABLE_36,
+        "incubating": _INCUBATING_36,
+        "experimental": _INCUBATING_36 | {"list_type_attributes"},
+    },
+    37: {
+        "stable": _STABLE_36,
+        "incubating": _INCUBATING_36 | {"fractional_capacity_range"},
+        "experimental": _EXPERIMENTAL_37,
+    },
+}
+_DEFAULTS: Final = {
+    34: Features(admin_access=True, prioritized_list=True, device_status=True),
+    36: Features(
+        admin_access=True,
+        consumable_capacity=True,
+        device_binding_and_status=True,
+        device_taints=True,
+        partitionable_devices=True,
+        prioritized_list=True,
+    ),
+    37: Features(
+        admin_access=True,
+        consumable_capacity=True,
+        device_binding_and_status=True,
+        device_taints=True,
+        fractional_capacity_range=True,
+        partitionable_devices=True,
+        prioritized_list=True,
+    ),
+}
+
+
+def default_features(release: int) -> Features:
+    """What the scheduler of 1.<release> has on where nobody set a gate.
+
+    Raises:
+        UnknownReleaseError: no port of this release.
+    """
+    _known(release)
+    return _DEFAULTS[release]
+
+
+def _known(release: int) -> None:
+    if release not in RELEASES:
+        known = ", ".join(f"1.{each}" for each in RELEASES)
+        raise UnknownReleaseError(f"there is no port of the allocator of 1.{release}; there are {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """One variant of one release."""
+
+    release: int
+    variant: str
+    features: Features
+
+    @property
+    def combinations(self) -> bool:
+        """Devices of one request are tried in one order only; stable, and all of 1.34, try every permutation."""
+        return self.variant != "stable" and self.release >= 36
+
+    @property
+    def pools_span_slices(self) -> bool:
+        """Counters belong to the pool and incomplete pools are left out; in 1.34 to the slice, and they are used."""
+        return self.release >= 36
+
+    @property
+    def sorts(self) -> bool:
+        """Pools and slices are sorted by name. Elsewhere the order of pools is chance; here it is by name too."""
+        return self.release >= 36 and self.variant != "stable"
+
+    @property
+    def counter_slices_everywhere(self) -> bool:
+        """Slices with counters count for every node, whatever their node selection says."""
+        return self.release == 36 or (self.release == 37 and self.variant == "stable")
+
+    @property
+    def counters_by_pool_name(self) -> bool:
+        """Counters of two drivers whose pools share a name are mixed up (kubernetes#140434, in 1.36)."""
+        return self.release == 36
+
+    @property
+    def distinct(self) -> bool:
+        """Whether ``distinctAttribute`` is known; otherwise the claim is refused."""
+        return self.selectors_see_sharing
+
+    @property
+    def distinct_by_request(self) -> bool:
+        """Only the last device of each request is remembered (before 1.37)."""
+        return self.release < 37
+
+    @property
+    def distinct_by_identity(self) -> bool:
+        """Values are compared by their address: only a device's own second share is a duplicate (1.34)."""
+        return self.release == 34
+
+    @property
+    def lists(self) -> bool:
+        """Whether constraints know list attributes."""
+        return self.variant == "experimental" and self.features.list_type_attributes and self.release >= 36
+
+    @property
+    def narrows_for_good(self) -> bool:
+        """Backtracking does not widen a ``matchAttribute`` over lists again (kubernetes#140326, in 1.36)."""
+        return self.release == 36
+
+    @property
+    def leaks(self) -> bool:
+        """A device refused after its counters were taken keeps them (kubernetes#140436, in 1.34)."""
+        return self.release == 34
+
+    @property
+    def selectors_see_sharing(self) -> bool:
+        """``device.allowMultipleAllocations`` says what the device says; in stable it is always false."""
+        return self.variant == "experimental" or (self.variant == "incubating" and self.release >= 36)
+
+    @property
+    def every_taint_counts(self) -> bool:
+        """An untolerated taint of any effect keeps a device away, ``None`` too (1.34)."""
+        return self.release == 34
+
+    @property
+    def shares_charge_once(self) -> bool:
+        """A further share of a device in use does not take counters again (since 1.36)."""
+        return self.release >= 36
+
+    @property
+    def bare_rule_taints_all(self) -> bool:
+        """A DeviceTaintRule without a selector taints every device (before 1.37), not none."""
+        return self.release < 37
+
+    @property
+    def consumable(self) -> bool:
+        """Whether capacity is counted at all."""
+        return self.features.consumable_capacity
+
+    @property
+    def strict_capacity(self) -> bool:
+        """A request that int64 cannot hold, or a negative value, ends the attempt (since 1.37)."""
+        return self.release >= 37
+
+    @property
+    def all_means_static(self) -> bool:
+        """``All`` counts devices whose capacity is used up, and fails on them (since 1.37)."""
+        return self.release >= 37
+
+
+def rules(release: int, features: Features | None = None, variant: str | None = None) -> Rules:
+    """The rules of a release: the first variant that supports all its features, or the one that is named.
+
+    Raises:
+        UnknownReleaseError: no port of this release, or no variant of it supports these features.
+    """
+    _known(release)
+    chosen = default_features(release) if features is None else features
+    wanted = chosen.enabled()
+    if release != 34:
+        wanted -= {"device_status"}
+    for name, supported in _SUPPORTED[release].items():
+        if name == variant or (variant is None and wanted <= supported):
+            return Rules(release, name, chosen)
+    raise UnknownReleaseError(f"no allocator of 1.{release} supports {', '.join(sorted(wanted))}")

@@ -1,0 +1,35 @@
+"""DeviceTaintRules: taints that are not in the slice but count as if they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from .features import Rules
+from .fields import Document, Reader, document
+from .model import Slice, taint
+
+_SELECTOR: Final = frozenset(("driver", "pool", "device"))
+
+
+def apply(given: Iterable[Document], slices: Sequence[Slice], rules: Rules, unsupported: list[str]) -> None:
+    """Give each rule's taint to the devices that it selects.
+
+    Raises:
+        DocumentError: a rule cannot be read.
+    """
+    for value in given:
+        _, _, whole = document(value, "DeviceTaintRule", unsupported)
+        spec = whole.need("spec")
+        spec.known(frozenset(("deviceSelector", "taint")))
+        if not spec.has("deviceSelector") and not rules.bare_rule_taints_all:
+            continue
+        selector = spec.sub("deviceSelector") or Reader({}, spec.path, unsupported)
+        selector.known(_SELECTOR)
+        extra = taint(spec.need("taint"))
+        device = selector.text("device") if selector.has("device") else None
+        for each in slices:
+            driver = each.driver if not selector.has("driver") else selector.text("driver")
+            pool = each.pool if not selector.has("pool") else selector.text("pool")
+            if (driver, pool) == (each.driver, each.pool):
+                each.rules.append((device, extra))

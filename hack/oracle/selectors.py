@@ -1,0 +1,73 @@
+"""CEL as data: the expressions of ``expressions.txt`` and what the real environment of a release says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .build import Release
+from .client import ask
+
+Document = dict[str, Any]
+
+DRIVER = "d.io"
+DEVICE: Document = {
+    "name": "g",
+    "allowMultipleAllocations": True,
+    "attributes": {
+        "type": {"string": "gpu"},
+        "n": {"int": 4},
+        "ok": {"bool": True},
+        "ver": {"version": "1.2.3-rc.1+b"},
+        "other.io/x": {"string": "abc"},
+        "resource.kubernetes.io/numaNode": {"int": 1},
+        "names": {"string": "a"},
+    },
+    "capacity": {"memory": {"value": "80Gi"}, "other.io/cores": {"value": "1500m"}, "k": {"value": "7"}},
+}
+LISTED: Document = DEVICE | {"attributes": DEVICE["attributes"] | {"names": {"strings": ["a", "b"]}}}
+TIMES = 6
+"""How often each is asked: what a Go map's order decides is then seen to vary, and is not recorded."""
+
+
+def expressions() -> list[str]:
+    """The expressions, one a line."""
+    lines = (Path(__file__).parent / "expressions.txt").read_text().splitlines()
+    return [line for line in lines if line.strip()]
+
+
+def scenes(version: str) -> list[tuple[str, bool, Document]]:
+    """Each expression, whether the device has a list attribute, and the scene that asks for it."""
+    lists = (False, True) if Release(version).minor >= 36 else (False,)
+    found = []
+    for expression in expressions():
+        for listed in lists:
+            features = ["ConsumableCapacity", *(["ListTypeAttributes"] if listed else [])]
+            scene = {"ID": "", "Expression": expression, "Driver": DRIVER, "Features": features}
+            found.append((expression, listed, scene | {"Device": LISTED if listed else DEVICE}))
+    return found
+
+
+def record(version: str) -> list[Document]:
+    """What the oracle says: ``compile`` or ``error`` where it refuses, else ``matches``, and ``cost`` if it is fixed.
+
+    Raises:
+        OracleError: the oracle of this version is not built.
+    """
+    asked = scenes(version)
+    rounds = [ask(version, [scene for _, _, scene in asked]) for _ in range(TIMES)]
+    found = []
+    for index, (expression, listed, _) in enumerate(asked):
+        replies = [each[index] for each in rounds]
+        entry: Document = {"expression": expression, "lists": listed}
+        first = replies[0]
+        if first.get("compile"):
+            entry["compile"] = first["compile"].partition("\n")[0]
+        elif first.get("error"):
+            entry["error"] = first["error"]
+        else:
+            entry["matches"] = first["matches"]
+            costs = {each.get("cost") for each in replies}
+            entry["cost"] = costs.pop() if len(costs) == 1 else None
+        found.append(entry)
+    return found
