@@ -14,8 +14,9 @@ JSON = dict[str, Any]
 
 
 @lru_cache(maxsize=4096)
-def amount(text: str) -> Fraction:
-    return parse_quantity(text).value
+def amount(text: str) -> Fraction | int:
+    value = parse_quantity(text).value
+    return int(value) if value.denominator == 1 else value
 
 
 class Counted:
@@ -23,11 +24,12 @@ class Counted:
 
     def __init__(self, devices: Iterable[JSON], sets: Iterable[JSON]) -> None:
         self.devices = {device["name"]: device for device in devices}
-        self._left: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
+        self._left: dict[tuple[str, str], Fraction | int] = defaultdict(int)
         for counters in sets:
             for name, value in counters["counters"].items():
                 self._left[counters["name"], name] = amount(value["value"])
         self.taken: list[str] = []
+        self._wants = {name: _wanted(device) for name, device in self.devices.items()}
 
     @classmethod
     def of_slices(cls, slices: Iterable[JSON]) -> Counted:
@@ -41,9 +43,7 @@ class Counted:
 
     def fits(self, name: str) -> bool:
         """Whether the counters allow it beside what is allocated."""
-        return name not in self.taken and all(
-            self._left[key] >= wanted for key, wanted in self._wanted(self.devices[name]).items()
-        )
+        return name not in self.taken and all(self._left[key] >= wanted for key, wanted in self._wants[name].items())
 
     def take(self, name: str) -> None:
         """Allocate it."""
@@ -65,13 +65,13 @@ class Counted:
         return None
 
     def _move(self, name: str, sign: int) -> None:
-        for key, wanted in self._wanted(self.devices[name]).items():
+        for key, wanted in self._wants[name].items():
             self._left[key] += sign * wanted
 
-    @staticmethod
-    def _wanted(device: JSON) -> Mapping[tuple[str, str], Fraction]:
-        return {
-            (entry["counterSet"], counter): amount(value["value"])
-            for entry in device.get("consumesCounters", ())
-            for counter, value in entry["counters"].items()
-        }
+
+def _wanted(device: JSON) -> Mapping[tuple[str, str], Fraction | int]:
+    return {
+        (entry["counterSet"], counter): amount(value["value"])
+        for entry in device.get("consumesCounters", ())
+        for counter, value in entry["counters"].items()
+    }
