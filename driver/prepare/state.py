@@ -240,10 +240,12 @@ class Preparer:
 
     def _run(self, jobs: Sequence[Job], answers: Answers) -> None:
         """Intent, steps, result; the writes of the checkpoint are shared by all jobs."""
-        ready = []
+        ready: list[Job] = []
         for job in jobs:
             try:
                 self._clear(job)
+                # Claims of this call may share a device: each is held to those before it, which no record shows yet.
+                job.work.others = [*job.work.others, *(other.record for other in ready)]
                 self._shop.check(job.work)
                 ready.append(job)
             except ClaimError as error:

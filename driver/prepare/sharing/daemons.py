@@ -7,17 +7,19 @@ Source: nvidia-cuda-mps-control(1); NVIDIA's "Multi-Process Service", chapter "C
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from driver.prepare.locks import KeyedLocks
 from driver.prepare.sharing.process import DaemonError, DaemonFolders, DaemonProcess, Launcher, adopt
 from native.commands import CommandError, Deadline, DriverPrograms
 
@@ -64,6 +66,7 @@ class MpsDaemons:
         self._folder = folder
         self._private_shm = private_shm
         self._lock = threading.Lock()
+        self._locks = KeyedLocks()
         self._watched: dict[str, _Watch] = {}
 
     def folders(self, daemon: str) -> DaemonFolders:
@@ -82,17 +85,20 @@ class MpsDaemons:
         Raises:
             DaemonError: it did not come up in time, or refuses a setting.
         """
-        with self._lock:
-            watch = self._watched.get(settings.id)
-        if watch is not None and watch.alive:
-            self._apply(settings, self.folders(settings.id), deadline)
-            watch.settings = settings
-            return
-        process = self._obtain(settings, deadline)
-        watch = _Watch(settings, process, lambda wanted: self._obtain(wanted, Deadline(_RESTART_SECONDS)))
-        with self._lock:
-            self._watched[settings.id] = watch
-        watch.begin()
+        with self._alone(settings.id, deadline):
+            with self._lock:
+                watch = self._watched.get(settings.id)
+            if watch is not None and watch.alive:
+                self._apply(settings, self.folders(settings.id), deadline)
+                watch.settings = settings
+                return
+            process = self._obtain(settings, deadline)
+            fresh = _Watch(settings, process, lambda wanted: self._obtain(wanted, Deadline(_RESTART_SECONDS)))
+            with self._lock:
+                self._watched[settings.id] = fresh
+            if watch is not None:
+                watch.stopping.set()
+            fresh.begin()
 
     def runs(self, daemon: str) -> bool:
         """Whether the daemon runs and is watched here; it answered when that began."""
@@ -106,6 +112,10 @@ class MpsDaemons:
         Raises:
             DaemonError: it cannot be ended, or its files cannot be removed.
         """
+        with self._alone(daemon, deadline):
+            self._stop(daemon, deadline)
+
+    def _stop(self, daemon: str, deadline: Deadline) -> None:
         folders = self.folders(daemon)
         with self._lock:
             watch = self._watched.pop(daemon, None)
@@ -145,6 +155,14 @@ class MpsDaemons:
             else:
                 gone.append(daemon)
         return tuple(gone)
+
+    @contextlib.contextmanager
+    def _alone(self, daemon: str, deadline: Deadline) -> Iterator[None]:
+        """Keep others from starting or ending the same daemon meanwhile."""
+        with self._locks.hold((daemon,), time.monotonic() + deadline.left) as taken:
+            if not taken:
+                raise DaemonError("it is still being started or ended")
+            yield
 
     def detach(self) -> None:
         """Start no daemon again from now on; those that run go on running."""

@@ -87,6 +87,26 @@ def test_requests_of_different_configuration_have_daemons_of_their_own(node: Sha
     assert "mounts" not in edits(node, "u1", 2)
 
 
+def test_time_slices_and_mps_stand_side_by_side_in_one_claim(node: SharingNode) -> None:
+    """The claim of NVIDIA's quickstart for shared GPUs: two requests, two ways of sharing, four containers."""
+    configs = [
+        slicing("Long", requests=["ts-gpu"]),
+        mps(
+            {"requests": ["mps-gpu"]},
+            defaultActiveThreadPercentage=50,
+            defaultPinnedDeviceMemoryLimit="10Gi",
+            defaultPerDevicePinnedMemoryLimit={"0": "5Gi"},
+        ),
+    ]
+    preparer = node.start()
+    prepare(preparer, claim("u1", result(0, "ts-gpu"), result(1, "mps-gpu"), configs=configs))
+    assert node.smi.slices == {uuid(0): 3}
+    assert node.smi.modes.get(uuid(1)) is EXCLUSIVE
+    assert (daemon(node).uuids, daemon(node).percentage, daemon(node).limits) == ((uuid(1),), 50, ((uuid(1), 5120),))
+    assert preparer.unprepare([ref("u1")]) == {"u1": None}
+    assert (node.smi.slices[uuid(0)], node.smi.modes[uuid(1)]) == (0, ComputeMode.DEFAULT)
+
+
 @pytest.mark.bug("B103")
 def test_limits_are_keyed_by_uuid_index_or_all_and_the_most_exact_wins(node: SharingNode) -> None:
     keys = {"*": "1Gi", "1": "2Gi", uuid(4): "3Gi"}

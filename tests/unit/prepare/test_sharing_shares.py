@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from driver.prepare import Reason
+from driver.prepare import ClaimError, Reason
 from tests.unit.prepare.prepare_node import DRIVER, claim, device, ref, result
-from tests.unit.prepare.sharing_node import SHARES, SharingNode, prepare, refusal, share
+from tests.unit.prepare.sharing_node import SHARES, SharingNode, prepare, refusal, share, slicing, uuid
 
 WORD = "GPU_0000_1B_00_0"
 
@@ -66,6 +66,22 @@ def test_shares_of_one_request_come_together_and_are_told_as_one(node: SharingNo
     assert first[f"GPUDRA_SHARES_{WORD}"] == second[f"GPUDRA_SHARES_{WORD}"] == "3/4"
     assert first[f"GPUDRA_MEMORY_LIMIT_{WORD}"] == str(15 * 2**30)
     assert third[f"GPUDRA_SHARES_{WORD}"] == "1/4"
+
+
+@pytest.mark.bug("B102")
+def test_claims_of_one_call_that_share_a_gpu_must_agree_too(node: SharingNode) -> None:
+    """A pod with two claims has them prepared in one call."""
+    preparer = node.start()
+    documents = {
+        "u1": claim("u1", share(0, 1), configs=[slicing("Long")]),
+        "u2": claim("u2", share(0, 2), configs=[slicing("Short")]),
+        "u3": claim("u3", share(0, 3), configs=[slicing("Long")]),
+    }
+    answers = preparer.prepare(documents)
+    refused = [uid for uid, answer in answers.items() if isinstance(answer, ClaimError)]
+    assert refused == ["u2"]
+    assert "shared with claim ns/claim-u1" in str(answers["u2"])
+    assert node.smi.slices[uuid(0)] == 3
 
 
 def test_a_whole_gpu_is_told_no_limit(node: SharingNode) -> None:
