@@ -59,7 +59,7 @@ PROGRAMS: Final = {
     "nvidia-cuda-mps-control": ("programs", "mps_control", "mps_commands", "mps_daemon", "mps_server"),
 }
 """Static programs of the node: name -> sources beside the core."""
-FLAGS: Final = ("-std=c11", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+FLAGS: Final = ("-std=c11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 OTHER_LIBRARIES: Final = {
     "libcuda.so": "libcuda.so.1",
