@@ -191,3 +191,28 @@ def test_two_shares_in_one_claim_are_two_cdi_devices_and_told_in_its_status(scen
     assert len(set(ids)) == 2
     said = scene.until(lambda: scene.client.get(f"{CLAIMS}/a")["status"].get("devices"), "the claim's status")
     assert [entry["shareID"] for entry in said] == list(SHARES[:2])
+
+
+def test_a_gpu_for_virtual_machines_is_published_as_such_and_tells_what_this_host_lacks(scene: Scene) -> None:
+    running(scene, passthrough_devices="index=0")
+    (device,) = [device for device in scene.devices() if device["name"].endswith("-vfio")]
+    assert device["attributes"]["type"] == {"string": "vfio"}
+    assert device["name"].removesuffix("-vfio") not in [other["name"] for other in scene.devices()]
+    common = {"request": "gpus", "driver": DRIVER, "pool": POOL, "device": device["name"]}
+    made = scene.client.create(
+        CLAIMS,
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "vm", "namespace": "default"},
+            "spec": {"devices": {"requests": [{"name": "gpus", "exactly": {"deviceClassName": DRIVER}}]}},
+        },
+    )
+    made["status"] = {
+        "allocation": {"devices": {"results": [common]}},
+        "reservedFor": [{"resource": "pods", "name": "vm", "uid": "pod-vm"}],
+    }
+    scene.client.update(f"{CLAIMS}/vm/status", made)
+    with pytest.raises(KubeletError, match=r"cannot be handed over: .*(modprobe vfio-pci|IOMMU)"):
+        scene.prepare("vm")
+    assert scene.specs() == []

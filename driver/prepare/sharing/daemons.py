@@ -32,6 +32,7 @@ _QUIT_SECONDS: Final = 2
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _RESTART_SECONDS: Final = 10.0
+_TURN_SECONDS: Final = 0.5
 _LIMIT = re.compile(r"(\d+)\s*([GM])", re.IGNORECASE)
 
 __all__ = ["DaemonError", "DaemonFolders", "DaemonSettings", "MpsDaemons"]
@@ -93,7 +94,7 @@ class MpsDaemons:
                 watch.settings = settings
                 return
             process = self._obtain(settings, deadline)
-            fresh = _Watch(settings, process, lambda wanted: self._obtain(wanted, Deadline(_RESTART_SECONDS)))
+            fresh = _Watch(settings, process, self._restart)
             with self._lock:
                 self._watched[settings.id] = fresh
             if watch is not None:
@@ -181,6 +182,18 @@ class MpsDaemons:
             raise DaemonError(str(error)) from error
         return launcher.start(arguments, folders, private_shm=self._private_shm)
 
+    def _restart(self, watch: _Watch) -> bool:
+        """Start a watched daemon again; False where it does not start, or somebody is about to start or end it."""
+        with self._locks.hold((watch.settings.id,), time.monotonic() + _TURN_SECONDS) as taken:
+            if not taken or watch.stopping.is_set():
+                return False
+            try:
+                watch.process = self._obtain(watch.settings, Deadline(_RESTART_SECONDS))
+            except DaemonError as error:
+                log.warning("the MPS control daemon of claim %s does not start: %s", watch.settings.claim, error)
+                return False
+            return True
+
     def _obtain(self, settings: DaemonSettings, deadline: Deadline) -> DaemonProcess:
         """A daemon that answers and has the settings: the one that runs already, or a new one."""
         folders = self.folders(settings.id)
@@ -253,15 +266,19 @@ class MpsDaemons:
 
 
 class _Watch:
-    """Waits for a daemon's end in a thread, and starts it again, with pauses that grow while it keeps ending."""
+    """Waits for a daemon's end in a thread, and starts it again, with pauses that grow while it keeps ending.
 
-    def __init__(
-        self, settings: DaemonSettings, process: DaemonProcess, obtain: Callable[[DaemonSettings], DaemonProcess]
-    ) -> None:
+    Args:
+        settings: of the daemon.
+        process: which runs.
+        restart: puts another process into ``process``; False: it could not.
+    """
+
+    def __init__(self, settings: DaemonSettings, process: DaemonProcess, restart: Callable[[_Watch], bool]) -> None:
         self.settings = settings
         self.process = process
         self.stopping = threading.Event()
-        self._obtain = obtain
+        self._restart = restart
         self._thread = threading.Thread(target=self._run, name=f"mps-{settings.id}", daemon=True)
 
     @property
@@ -281,31 +298,21 @@ class _Watch:
             self.process.wait(None)
             if time.monotonic() - begun > _LONGEST_PAUSE:
                 pause = _FIRST_PAUSE
-            process: DaemonProcess | None = None
-            while process is None:
-                if self.stopping.is_set():
-                    return
-                log.warning(
-                    "the MPS control daemon of claim %s ended (%s); it is started again in %g s, and running CUDA "
-                    "programs of the claim fail",
-                    self.settings.claim,
-                    self.process.end_shown,
-                    pause,
-                )
+            if self.stopping.is_set():
+                return
+            log.warning(
+                "the MPS control daemon of claim %s ended (%s); it is started again in %g s, and running CUDA programs "
+                "of the claim fail",
+                self.settings.claim,
+                self.process.end_shown,
+                pause,
+            )
+            while True:
                 if self.stopping.wait(pause):
                     return
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                process = self._again()
-            self.process = process
-            if self.stopping.is_set():
-                process.end(1.0)
-
-    def _again(self) -> DaemonProcess | None:
-        try:
-            return self._obtain(self.settings)
-        except DaemonError as error:
-            log.warning("the MPS control daemon of claim %s does not start: %s", self.settings.claim, error)
-            return None
+                if self._restart(self):
+                    break
 
 
 def _is_percentage(answer: str, wanted: int) -> bool:
