@@ -67,12 +67,13 @@ def node_name(args: argparse.Namespace) -> str:
     return socket.gethostname().lower()
 
 
-def read_node(args: argparse.Namespace, *, without_driver: bool = False) -> NodeInventory:
+def read_node(args: argparse.Namespace, *, without_driver: bool = False, mig: bool = False) -> NodeInventory:
     """Read the machine that the flags of ``add_node_arguments`` mean, once.
 
     Args:
         args: parsed flags.
         without_driver: where the driver does not answer, give what the bus shows (no GPU is READY then).
+        mig: read what boards can be divided into also where MIG mode is off.
 
     Raises:
         UsageError: the mock node cannot be made, or the driver does not answer; says what would help.
@@ -85,7 +86,7 @@ def read_node(args: argparse.Namespace, *, without_driver: bool = False) -> Node
 
     with _paths(args) as paths:
         try:
-            reader = NodeReader(paths, backend=args.nvml_backend, deadline=_DEADLINE_SECONDS)
+            reader = NodeReader(paths, backend=args.nvml_backend, deadline=_DEADLINE_SECONDS, mig=mig)
         except (ImportError, ValueError) as error:
             raise UsageError(f"--nvml-backend {args.nvml_backend}: {error}") from error
         try:

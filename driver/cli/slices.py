@@ -22,6 +22,7 @@ _EXAMPLES = """\
 examples:
   gpudra slices                                          this node, as YAML
   gpudra slices --mock-profile dgx-a100 -o json          a DGX A100 that is not here, as a list of objects
+  gpudra slices --mock-profile h200 --mig dynamic        with every partition that can be made, and its counters
   gpudra slices --node-name node-a | kubectl create --dry-run=server -f -
                                                          let a real API server judge them
 """
@@ -37,6 +38,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
+    parser.add_argument(
+        "--mig",
+        choices=("off", "static", "dynamic"),
+        default="static",
+        help="as the agent's flag; dynamic shows what is published where the API server keeps counters (default: "
+        "static)",
+    )
+    parser.add_argument(
+        "--device-order", choices=("pack", "spread"), default="pack", help="as the agent's flag (default: pack)"
+    )
     add_name_arguments(parser)
     add_node_arguments(parser)
     parser.set_defaults(run=run)
@@ -45,7 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the objects."""
     from driver.cli.main import UsageError
-    from driver.publish import build_pool, pool_name, slice_objects
+    from driver.model import MigSupport
+    from driver.publish import DeviceOrder, build_pool, pool_name, slice_objects
 
     name = node_name(args)
     try:
@@ -53,7 +65,16 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     dump = _yaml if args.output == "yaml" else _json
-    pool = build_pool(read_node(args), node_name=name, driver_name=args.driver_name)
+    mig = MigSupport(args.mig)
+    dynamic = mig is MigSupport.DYNAMIC
+    pool = build_pool(
+        read_node(args, mig=dynamic),
+        node_name=name,
+        driver_name=args.driver_name,
+        mig=mig,
+        order=DeviceOrder(args.device_order),
+        counters=dynamic,
+    )
     text = dump(slice_objects(pool, node_name=name, driver_name=args.driver_name))
     for withheld in pool.withheld:
         print(f"not published: {withheld.device}: {withheld.reason}", file=sys.stderr)

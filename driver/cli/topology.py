@@ -10,7 +10,7 @@ from typing import Any
 
 from driver.cli.node import add_name_arguments, add_node_arguments, as_json, node_name, read_node
 from driver.cli.tree import Branch, show
-from driver.model import Gpu, GpuState, MemoryKind, Nic, NodeInventory, NumaNode, PciAddress
+from driver.model import Gpu, GpuState, MemoryKind, MigPartition, Nic, NodeInventory, NumaNode, PciAddress
 
 _DESCRIPTION = """\
 Show what this node has, as the agent sees it: NUMA nodes with their CPUs and memory, PCIe root complexes, switches,
@@ -163,7 +163,9 @@ def _hang(branch: Branch, devices: Iterable[Gpu | Nic], inventory: NodeInventory
                 text = f"switch {path[depth]}" if depth else f"{path[0] or 'PCIe position unknown'}"
                 places[path[: depth + 1]] = places[path[:depth]].add(text, "dim")
         if isinstance(device, Gpu):
-            places[path].add(_gpu_line(device), "green" if device.state is GpuState.READY else "red")
+            line = places[path].add(_gpu_line(device), "green" if device.state is GpuState.READY else "red")
+            for partition in device.partitions:
+                line.add(_partition_line(partition))
         else:
             places[path].add(_nic_line(device))
 
@@ -180,9 +182,19 @@ def _gpu_line(gpu: Gpu) -> str:
     if gpu.fabric is not None:
         parts.append(f"clique {gpu.fabric.clique_id}")
     if gpu.mig is not None and gpu.mig.current:
-        parts.append("MIG mode on")
+        parts.append("MIG mode on" if gpu.partitions else "MIG mode on, no partition")
     if gpu.state is not GpuState.READY:
         parts.append(gpu.state.value.upper())
+    return "  ".join(parts)
+
+
+def _partition_line(partition: MigPartition) -> str:
+    place = partition.placement
+    slices = f"slice {place.start}" if place.size == 1 else f"slices {place.start} to {place.end - 1}"
+    parts = [f"MIG {partition.profile}", slices]
+    if partition.memory_bytes:
+        parts.append(_size(partition.memory_bytes))
+    parts.append(partition.uuid or "without a compute instance")
     return "  ".join(parts)
 
 

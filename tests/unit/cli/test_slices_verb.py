@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from driver.cli.node import node_name
 from driver.inventory import build_inventory
 from driver.model import NodeInventory
 from native.nvml.errors import NvmlReturn
+from native.nvml.migtypes import GpuInstanceProfile, MigState, Placement
 from tests.support.hosttree import HostTree
 from tests.support.nodes import address, host, nvml, nvml_gpu, pci_gpu
 
@@ -24,8 +26,49 @@ A, B = address(0), address(1)
 def node(monkeypatch: pytest.MonkeyPatch) -> NodeInventory:
     lost = nvml_gpu(B, codes={"handle": NvmlReturn.GPU_IS_LOST})
     inventory = build_inventory(nvml(nvml_gpu(A), lost), host(pci_gpu(A), pci_gpu(B)), mock=False)
-    monkeypatch.setattr(slices, "read_node", lambda _args: inventory)
+    monkeypatch.setattr(slices, "read_node", lambda _args, mig: inventory)
     return inventory
+
+
+@pytest.fixture
+def divisible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that partitions can be made of, which is known only where that was asked for."""
+
+    def read(_args: object, mig: bool) -> NodeInventory:
+        halves = (Placement(0, 4), Placement(4, 4))
+        gpu = nvml_gpu(A, mig=MigState((half(placements=halves),), (), ()) if mig else None)
+        return build_inventory(nvml(gpu), host(pci_gpu(A)), mock=False)
+
+    monkeypatch.setattr(slices, "read_node", read)
+
+
+def half(**changes: Any) -> GpuInstanceProfile:
+    numbers = dict.fromkeys(("copy_engine_count", "decoder_count", "encoder_count", "jpeg_count", "ofa_count"), 1)
+    values = {"slice_count": 3, "instance_count": 2, "multiprocessor_count": 60, "memory_mib": 40448, **numbers}
+    return GpuInstanceProfile(2, 9, "3g.40gb", p2p=False, graphics=False, **(values | changes))
+
+
+@pytest.mark.usefixtures("divisible")
+@pytest.mark.parametrize(
+    ("flags", "names", "sets"),
+    [
+        ([], ["gpu-0000-10-00-0"], 0),
+        (["--mig", "off"], ["gpu-0000-10-00-0"], 0),
+        (
+            ["--mig", "dynamic"],
+            ["gpu-0000-10-00-0-mig-3g-40gb-9-4", "gpu-0000-10-00-0-mig-3g-40gb-9-0", "gpu-0000-10-00-0"],
+            1,
+        ),
+    ],
+)
+def test_partitions_are_shown_as_the_agents_flag_would_publish_them(
+    capsys: pytest.CaptureFixture[str], flags: list[str], names: list[str], sets: int
+) -> None:
+    assert main(["slices", "-o", "json", "--node-name", "node-a", *flags]) == 0
+
+    specs = [item["spec"] for item in json.loads(capsys.readouterr().out)["items"]]
+    assert [device["name"] for spec in specs for device in spec.get("devices", [])] == names
+    assert len([counters for spec in specs for counters in spec.get("sharedCounters", [])]) == sets
 
 
 @pytest.mark.usefixtures("node")

@@ -15,6 +15,8 @@ from driver.cli.tree import Branch, plain, show
 from driver.inventory import build_inventory
 from driver.model import NodeInventory
 from native.nvml.errors import NvmlReturn
+from native.nvml.migtypes import ComputeInstance, GpuInstance, GpuInstanceProfile, MigState
+from native.nvml.migtypes import Placement as Slices
 from native.nvml.types import FabricInfo, NvLink
 from native.sysfs import HostNumaNode
 from tests.support.nodes import address, host, nvml, nvml_gpu, pci_gpu, switch_links
@@ -91,6 +93,26 @@ def test_memory_nodes_cliques_mig_mode_and_shared_memory_are_named() -> None:
     assert "clique 7  MIG mode on" in lines
     assert "2048 GiB shared with the host" in lines
     assert "PCIe position unknown" in lines
+
+
+def test_partitions_hang_below_their_gpu() -> None:
+    profiles = (
+        GpuInstanceProfile(2, 9, "3g.40gb", 3, 2, 60, 3, 3, 0, 3, 0, 40448, False, False, (Slices(4, 4),)),
+        GpuInstanceProfile(0, 19, "1g.10gb", 1, 7, 16, 1, 1, 0, 1, 0, 9984, False, False, (Slices(0, 1),)),
+    )
+    half = GpuInstance(2, 9, Slices(4, 4), (ComputeInstance(2, 0, 2, Slices(0, 3), "MIG-a"),))
+    empty = GpuInstance(7, 19, Slices(0, 1), ())
+    made = MigState(profiles, (half, empty), ())
+    inventory = build_inventory(nvml(nvml_gpu(A, mig_mode=(True, True), mig=made)), host(pci_gpu(A)), mock=False)
+
+    lines = [line.strip("│ ├└─") for line in plain(tree(inventory, "n"))]
+
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("GPU 0000:10:00.0")]
+    assert lines[place].endswith("MIG mode on")
+    assert lines[place + 1 : place + 3] == [
+        "MIG 1g.10gb  slice 0  9.8 GiB  without a compute instance",
+        "MIG 3g.40gb  slices 4 to 7  39.5 GiB  MIG-a",
+    ]
 
 
 def test_a_node_without_gpus_is_shown_as_such() -> None:
