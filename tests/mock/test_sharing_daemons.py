@@ -94,6 +94,9 @@ def test_a_daemon_answers_with_its_limits_and_ends_without_a_trace(
 ) -> None:
     daemons.start(settings(node, 40, 2048), Deadline(30))
     assert daemons.runs(ID)
+    environment = Path(f"/proc/{pid_of(daemons)}/environ").read_text().split("\0")
+    assert f"CUDA_VISIBLE_DEVICES={node.profile.gpus[0].uuid}" in environment
+    assert any(entry.startswith(f"PATH={node.root}/usr/bin:") for entry in environment)  # where the server lies
     assert ask(daemons, programs, "get_default_active_thread_percentage") == "40.0"
     assert ask(daemons, programs, f"get_default_device_pinned_mem_limit {node.profile.gpus[0].uuid}") == "2048M"
     pid = pid_of(daemons)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import shutil
 import threading
@@ -175,9 +176,15 @@ class MpsDaemons:
     def _launch(self, settings: DaemonSettings, deadline: Deadline) -> DaemonProcess:
         folders = self.folders(settings.id)
         arguments = ["-f", *(["-M"] if settings.multi_user else [])]
-        environment = {**folders.environment, "CUDA_VISIBLE_DEVICES": ",".join(settings.uuids)}
         try:
-            launcher = Launcher(self._programs.find(PROGRAM), self._programs.environment(environment))
+            program = self._programs.find(PROGRAM)
+            environment = {
+                **folders.environment,
+                "CUDA_VISIBLE_DEVICES": ",".join(settings.uuids),
+                # The daemon starts nvidia-cuda-mps-server, which lies beside it.
+                "PATH": f"{program.parent}:{os.environ.get('PATH', os.defpath)}",
+            }
+            launcher = Launcher(program, self._programs.environment(environment))
         except CommandError as error:
             raise DaemonError(str(error)) from error
         return launcher.start(arguments, folders, private_shm=self._private_shm)
