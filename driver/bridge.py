@@ -93,6 +93,7 @@ class ClaimHandler:
         say: tells people which hardware a claim has; ``None`` says nothing.
         scribe: puts down what becomes of claims.
         condition: what is to be said of a device's health.
+        metadata: what containers are to know of a device, where the plugin hands that out.
     """
 
     def __init__(
@@ -102,11 +103,13 @@ class ClaimHandler:
         say: Say | None = None,
         scribe: Later[Scribe] | None = None,
         condition: Condition = lambda _device: None,
+        metadata: Callable[[str], api.DeviceMetadata | None] = lambda _device: None,
     ) -> None:
         self._preparer = preparer
         self._metrics = metrics
         self._say = say
         self._condition = condition
+        self._metadata = metadata
         self._scribe: Later[Scribe] = scribe if scribe is not None else Later()
 
     def prepare(self, claims: Sequence[api.Claim]) -> Mapping[str, api.PrepareResult]:
@@ -124,7 +127,8 @@ class ClaimHandler:
                 continue
             log.info("prepared claim %s", claim.ref, extra={"devices": [device.device for device in answer]})
             results[claim.ref.uid] = [
-                api.PreparedDevice(d.requests, d.pool, d.device, d.cdi_device_ids, d.share_id) for d in answer
+                api.PreparedDevice(d.requests, d.pool, d.device, d.cdi_device_ids, d.share_id, self._metadata(d.device))
+                for d in answer
             ]
         self._ended([claim.ref.uid for claim in claims], began)
         self._tell([claim for claim in claims if not isinstance(results[claim.ref.uid], api.PrepareError)])

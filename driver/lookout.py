@@ -6,26 +6,31 @@ taints into the slices, words about claims into their status and Events.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from driver.bridge import AgentObserver, device_statuses
+from driver.bridge import AgentObserver, count_prepared, device_statuses
 from driver.later import Later
-from driver.metrics import Deferred
+from driver.metrics import Deferred, Metrics
 from driver.model import GpuState, NodeInventory
-from driver.prepare import ClaimRecord, ClaimRef
+from driver.prepare import ClaimError, ClaimRecord, ClaimRef
 from driver.settings import FIELDS, Settings, listed
 from kubeletplugin import api
 
 if TYPE_CHECKING:
     from driver.discovery import Discovery
+    from driver.health.monitor import Look
     from driver.health.verdicts import Verdict
+    from driver.idle import IdleBook, Use
     from driver.journal import Journal, JournalState, Record
     from driver.journal.scribe import Scribe
+    from driver.reconcile import Reconciler, Swept
     from driver.watch import HealthWatch, Watching
+    from kubeletplugin.client import KubeClient
     from kubeletplugin.health import HealthBoard
     from kubeletplugin.plugin import Plugin
     from kubeletplugin.webhook import Webhook
@@ -51,6 +56,8 @@ class Surroundings:
     publish: Callable[[], None]
     """Publish the newest snapshot again, with the taints of now."""
     session: Callable[[], NvmlSession | None]
+    client: KubeClient
+    unprepare: Callable[[Sequence[ClaimRef]], Mapping[str, ClaimError | None]]
 
 
 class Lookout:
@@ -63,7 +70,10 @@ class Lookout:
         self._watch: HealthWatch | None = None
         self._watching: Watching | None = None
         self._journal: Journal | None = None
+        self._devices: Mapping[str, api.JSON] = {}
         self._webhook: Webhook | None = None
+        self._reconciler: Reconciler | None = None
+        self._idle: IdleBook | None = None
         self._plugin: Plugin | None = None
         self._discovery: Discovery | None = None
 
@@ -77,12 +87,18 @@ class Lookout:
         watch = self._made()
         return watch.shown(inventory), watch.taints()
 
-    def published(self, names: Sequence[str], taints: Mapping[str, list[api.JSON]]) -> None:
+    def published(self, devices: Sequence[api.JSON], taints: Mapping[str, list[api.JSON]]) -> None:
         """A pool with these devices and taints was handed to the publisher."""
         self._scribe.tell(lambda scribe: scribe.wished())
+        self._devices = {device["name"]: device for device in devices}
         watch = self._watch
         if watch is not None:
-            watch.published(names, taints)
+            watch.published(list(self._devices), taints)
+
+    def metadata(self, device: str) -> api.DeviceMetadata | None:
+        """What containers are to know of a device: the attributes it is published with. None: it is not published."""
+        known = self._devices.get(device)
+        return None if known is None else api.DeviceMetadata(known.get("attributes", {}))
 
     # for the kubelet and the claims
 
@@ -103,9 +119,12 @@ class Lookout:
         self._plugin, self._discovery = plugin, discovery
         self._start_journal(version)
         self._start_health(discovery)
+        self._start_reconciler()
 
     def stop(self) -> None:
         """End what looks; the journal goes on until ``close``."""
+        if self._reconciler is not None:
+            self._reconciler.stop(1.0)
         if self._watching is not None:
             self._watching.stop()
 
@@ -185,8 +204,47 @@ class Lookout:
             inventory=newest,
             publish=self._agent.publish,
             rescan=discovery.request,
+            looked=self._count_use,
         )
         self._watching.start()
+
+    def _start_reconciler(self) -> None:
+        from driver.reconcile import Reconciler
+
+        agent = self._agent
+        self._reconciler = Reconciler(
+            agent.client,
+            agent.records,
+            agent.unprepare,
+            driver_name=agent.settings.driver_name,
+            pool_name=agent.pool,
+            told=self._swept,
+            period=agent.settings.reconcile_seconds,
+            grace=min(60.0, agent.settings.reconcile_seconds),
+        )
+        self._reconciler.start()
+
+    def _swept(self, swept: Sequence[Swept]) -> None:
+        for one in swept:
+            outcome = "ok" if one.error is None else "error"
+            self._agent.metrics.tell(functools.partial(Metrics.add, name="gpudra_claims_swept_total", outcome=outcome))
+            self._scribe.tell(functools.partial(_put_down_swept, one))
+        self._scribe.tell(lambda scribe: scribe.claims())
+        count_prepared(self._agent.records(), self._agent.metrics)
+
+    def _count_use(self, look: Look) -> None:
+        """Who uses what they hold; in the thread that looks."""
+        from driver.idle import IdleBook, tell_metrics
+
+        agent = self._agent
+        if self._idle is None:
+            self._idle = IdleBook(agent.settings.idle_seconds, agent.boot_id, agent.settings.state_dir)
+        turned = self._idle.sample(look.health, agent.records())
+        uses = self._idle.uses()
+        agent.metrics.tell(lambda m: tell_metrics(m, uses))
+        for use in turned:
+            log.info("device %s of claim %s %s", use.device, use.ref, "is idle" if use.idle else "is used again")
+            self._scribe.tell(functools.partial(_put_down_use, use))
 
     def looked(self) -> None:
         """The node was read, or the driver was found gone."""
@@ -229,6 +287,14 @@ class Lookout:
         view = self._discovery.view
         verdicts, taints = self._watch.present() if self._watch is not None else ({}, {})
         return present_state(self._agent.records(), view.inventory, view.unavailable, verdicts, taints)
+
+
+def _put_down_swept(one: Swept, scribe: Scribe) -> None:
+    scribe.swept(one.ref, one.why, one.error)
+
+
+def _put_down_use(use: Use, scribe: Scribe) -> None:
+    scribe.idle(use.ref, use.device, idle=use.idle, seconds=use.seconds)
 
 
 def claim_ref(ref: ClaimRef) -> api.ClaimRef:

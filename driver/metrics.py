@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -138,6 +138,7 @@ class Metrics(NullObserver):
         }
         # Looking a child up by its labels takes longer than counting in it.
         self._children: dict[tuple[object, ...], Any] = {}
+        self._replaced: dict[str, frozenset[tuple[str, ...]]] = {}
         prometheus_client.ProcessCollector(registry=self.registry)
 
     def serve(self, port: int, address: str) -> int:
@@ -151,10 +152,14 @@ class Metrics(NullObserver):
         server, _ = prometheus_client.start_http_server(port, addr=address, registry=self.registry)
         return int(server.server_address[1])
 
-    def remove(self, name: str, **labels: str) -> None:
-        """Take one series away."""
-        if self._children.pop((name, *labels.items()), None) is not None:
-            self._metrics[name].remove(*labels.values())
+    def replace(self, name: str, series: Mapping[tuple[str, ...], float]) -> None:
+        """Set a gauge's series, by their label values in the table's order; it has no others from now on."""
+        metric = self._metrics[name]
+        for gone in self._replaced.get(name, frozenset()) - series.keys():
+            metric.remove(*gone)
+        for labels, value in series.items():
+            metric.labels(*labels).set(value)
+        self._replaced[name] = frozenset(series)
 
     def add(self, name: str, value: float = 1, **labels: str) -> None:
         """Add to a counter."""

@@ -164,6 +164,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError(f"{_camel(name)} {value!r} is not an absolute path")
 
         self._check_health()
+        self._check_news()
         self._check_offer()
         for name in ("dev_root", "host_dev_root"):
             value = getattr(self, name)
@@ -200,8 +201,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     raise SettingsError(f"ignoreCauses: {cause!r} is none of {', '.join(CAUSES)}")
         if self.evict not in {"never", "fatal", "device"}:
             raise SettingsError(f"evict {self.evict!r} is none of never, fatal, device")
+
+    def _check_news(self) -> None:
         if 0 < self.journal_bytes < 64 * 1024:
             raise SettingsError(f"journalBytes {self.journal_bytes} is too little: at least 65536, or 0 for no journal")
+        if self.metadata_versions:
+            from kubeletplugin.devicemetadata import KNOWN_VERSIONS
+
+            for version in listed(self.metadata_versions):
+                if version not in KNOWN_VERSIONS:
+                    raise SettingsError(f"metadataVersions: {version!r} is none of {', '.join(KNOWN_VERSIONS)}")
         if self.webhook_url and not self.webhook_url.startswith(("https://", "http://")):
             raise SettingsError("webhookUrl is not an http or https URL")
 

@@ -65,6 +65,7 @@ def test_the_agent_s_rights_are_these_and_no_others() -> None:
             "resources": ["resourceslices"],
             "verbs": ["get", "list", "watch", "create", "update", "delete"],
         },
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
     ]
     role = kind("rbac.yaml", "Role")
