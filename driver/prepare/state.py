@@ -223,7 +223,9 @@ class Preparer:
         """Whether a claim is prepared, in this boot, and its file is there. ClaimError: it cannot be looked at."""
         if not stored.trusted or stored.boot_id != self._session.boot_id or not same_allocation(stored, allocation):
             return False
-        return stored.spec_digest == self._specs.current_digest(stored.ref.uid)
+        if stored.spec_digest != self._specs.current_digest(stored.ref.uid):
+            return False
+        return self._shop.plan.serves(stored)
 
     def _admit(self, jobs: Sequence[Job], addresses: frozenset[str], answers: Answers) -> list[Job]:
         """Those jobs whose GPUs are theirs alone. Called with the GPUs locked, so that the answer stays true."""

@@ -104,6 +104,10 @@ class Step(Protocol):
     def is_undone(self, record: ClaimRecord) -> bool:
         """Whether nothing of the change is left."""
 
+    def serves(self, record: ClaimRecord) -> bool:
+        """Whether what containers of a prepared claim need is still there, as far as this process knows without a look
+        at the hardware. False: Prepare does it again instead of answering from the record."""
+
     def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
         """What containers get by it: name of the CDI device (``DeviceRecord.cdi_device``) -> edits. After ``do``."""
 
@@ -128,6 +132,10 @@ class StepDefaults:
         return True
 
     def is_undone(self, record: ClaimRecord) -> bool:
+        """Always."""
+        return True
+
+    def serves(self, record: ClaimRecord) -> bool:
         """Always."""
         return True
 
@@ -238,6 +246,10 @@ class Plan:
     def is_done(self, work: Work) -> bool:
         """Whether everything is in place. ClaimError: it cannot be looked at."""
         return all(step.is_done(work) for step in self._steps)
+
+    def serves(self, record: ClaimRecord) -> bool:
+        """Whether a prepared claim may be answered from its record."""
+        return all(step.serves(record) for step in self._steps)
 
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
         """Undo all steps, last first, each verified.

@@ -162,6 +162,10 @@ class MpsStep(StepDefaults):
             for uuid in dict.fromkeys(device.uuid for device in devices if device.partition is None):
                 self._open(uuid, deadline)
 
+    def serves(self, record: ClaimRecord) -> bool:
+        """Whether the claim's daemons run: a container that starts without them would find its GPU closed."""
+        return all(self._daemons.runs(daemon) for daemon in daemon_ids(record))
+
     def resume(self, records: Iterable[ClaimRecord]) -> None:
         """Start the daemons of prepared claims again, as far as they do not run: those of an agent's pod end with it.
 

@@ -222,6 +222,22 @@ def test_daemons_that_died_with_the_agent_are_started_before_anything_is_known_o
     assert node.daemons.running == {}
 
 
+@pytest.mark.bug("B99")
+def test_another_pod_of_the_claim_is_not_told_that_all_is_well_while_the_daemon_is_gone(node: SharingNode) -> None:
+    preparer = node.start()
+    document = claim("u1", result(0), configs=[mps()])
+    first = prepare(preparer, document)
+    assert prepare(preparer, document) == first
+    assert node.daemons.starts == 1
+    node.daemons.running.clear()
+    node.daemons.fault = DaemonError("does not answer in time")
+    assert "does not answer in time" in str(refusal(preparer, document))
+    assert node.specs() == ["u1"]
+    node.daemons.fault = None
+    assert prepare(preparer, document) == first
+    assert node.daemons.starts == 2
+
+
 def test_admin_access_is_served_beside_mps_and_changes_nothing(node: SharingNode) -> None:
     preparer = node.start()
     prepare(preparer, claim("u1", result(0), configs=[mps()]))
