@@ -84,11 +84,11 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
             codes["handle", address] = int(handle_code)
             continue
         if cpus_code == SUCCESS:
-            cpus[address] = _numbers(cpu_bits)
+            cpus[address] = _numbers(cpu_bits.rstrip(b"\0"))
         else:
             codes["cpus", address] = int(cpus_code)
         if nodes_code == SUCCESS:
-            nodes[address] = _numbers(node_bits)
+            nodes[address] = _numbers(node_bits.rstrip(b"\0"))
         else:
             codes["memory_nodes", address] = int(nodes_code)
     for there, (level_code, level, nvlink_code, state) in zip(itertools.combinations(addresses, 2), pairs, strict=True):
@@ -114,5 +114,4 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
 @functools.lru_cache(maxsize=256)
 def _numbers(mask: bytes) -> frozenset[int]:
     """The bits that are set; cached, because GPUs of one NUMA node share them."""
-    used = mask.rstrip(b"\0")
-    return frozenset([8 * place + bit for place, byte in enumerate(used) if byte for bit in _BITS[byte]])
+    return frozenset([8 * place + bit for place, byte in enumerate(mask) if byte for bit in _BITS[byte]])
