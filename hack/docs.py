@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from driver import settings
+from driver.analysis.lint.docs import page as lint_page
 from driver.cli import agent
 from driver.metrics import TABLE
 from driver.settings import FIELDS, flag
@@ -60,7 +61,7 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"metrics.md": metrics_page, "settings.md": settings_page}
+PAGES = {"lint.md": lint_page, "metrics.md": metrics_page, "settings.md": settings_page}
 
 
 def main() -> int:

@@ -138,8 +138,8 @@ class _SliceSpec(_Part):
 
 
 class _ResourceSlice(_Part):
+    metadata: _Metadata
     spec: _SliceSpec
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
 class _Cel(_Part):
@@ -235,8 +235,8 @@ class _ClaimStatus(_Part):
 
 
 class _ResourceClaim(_Part):
+    metadata: _Metadata
     spec: _ClaimSpec
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     status: _ClaimStatus | None = None
 
 
@@ -245,8 +245,8 @@ class _ClaimTemplateSpec(_Part):
 
 
 class _ResourceClaimTemplate(_Part):
+    metadata: _Metadata
     spec: _ClaimTemplateSpec
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
 class _ClassSpec(_Part):
@@ -272,8 +272,8 @@ class _TaintRuleSpec(_Part):
 
 
 class _DeviceTaintRule(_Part):
+    metadata: _Metadata
     spec: _TaintRuleSpec
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
 class _NodeTaint(_Part):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-_VERBS = ("agent", "topology", "slices", "validate", "demo", "mock")
+_VERBS = ("agent", "topology", "slices", "validate", "lint", "shape", "journal", "idle", "demo", "mock")
 
 _DESCRIPTION = """\
 A Kubernetes DRA driver for NVIDIA GPUs.
@@ -22,6 +22,9 @@ examples:
   gpudra topology --mock-profile dgx-h100     the tree of a DGX H100: NUMA nodes, PCIe switches, GPUs, NICs, NVLink
   gpudra slices -o yaml                       the ResourceSlices that this node would publish
   gpudra validate claim.yaml                  what is wrong with a claim's configuration, before it is applied
+  gpudra lint --cluster                       what will mislead the scheduler or an autoscaler
+  gpudra shape export                         what a new node of this kind would publish
+  gpudra journal --since 2h                   what happened on this node
   gpudra demo                                 a claim's whole life on a mock node, in a minute
   gpudra mock up --root /tmp/node             a GPU node without a GPU, for any program that uses NVML
   gpudra agent --node-name "$NODE_NAME"       the daemon

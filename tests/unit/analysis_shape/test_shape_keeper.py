@@ -1,0 +1,145 @@
+"""The agent's part: the shape of what is published, once, in the background."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from driver.inventory import build_inventory
+from driver.publish import PoolDocument, Withheld, build_pool
+from driver.shapekeeper import ShapeKeeper
+from kubeletplugin.client import ApiError, ApiUnreachableError
+from tests.support.nodes import address, host, nvml, nvml_gpu, pci_gpu
+
+PATH = "/api/v1/namespaces/gpudra-system/configmaps"
+
+
+class FakeClient:
+    """Takes what is created, or answers with the errors that were laid out."""
+
+    def __init__(self) -> None:
+        self.created: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.errors: list[Exception] = []
+
+    def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert path == PATH
+        error = self.errors.pop(0) if self.errors else None
+        self.created.put(body)
+        if error is not None:
+            raise error
+        return body
+
+
+def pool(gpus: int, *withheld: Withheld, node: str = "node-a") -> PoolDocument:
+    addresses = [address(number) for number in range(gpus)]
+    inventory = build_inventory(
+        nvml(*(nvml_gpu(at) for at in addresses)), host(*(pci_gpu(at) for at in addresses)), mock=False
+    )
+    document = build_pool(inventory, node_name=node, driver_name="gpu.nvidia.com")
+    return PoolDocument(document.name, document.slices, withheld=withheld)
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+def keeper(client: FakeClient) -> Iterator[Callable[..., ShapeKeeper]]:
+    made: list[ShapeKeeper] = []
+
+    def make(node: str = "node-a", retry_seconds: float = 60.0) -> ShapeKeeper:
+        one = ShapeKeeper(
+            client,  # type: ignore[arg-type]  # only what is used of it
+            driver_name="gpu.nvidia.com",
+            node_name=node,
+            namespace="gpudra-system",
+            retry_seconds=retry_seconds,
+        )
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_new_shape_is_written_once(client: FakeClient, keeper: Callable[..., ShapeKeeper]) -> None:
+    shapes = keeper()
+    shapes.offer(pool(2))
+    first = client.created.get(timeout=10)
+    shapes.offer(pool(2))
+    shapes.offer(pool(3))
+    second = client.created.get(timeout=10)
+
+    assert first["metadata"]["namespace"] == "gpudra-system"
+    assert len(json.loads(first["data"]["shape.json"])["pools"][0]["slices"][0]["devices"]) == 2
+    assert len(json.loads(second["data"]["shape.json"])["pools"][0]["slices"][0]["devices"]) == 3
+    shapes.close()
+    assert client.created.empty()
+
+
+def test_equal_nodes_write_one_config_map(client: FakeClient, keeper: Callable[..., ShapeKeeper]) -> None:
+    keeper().offer(pool(2))
+    one = client.created.get(timeout=10)
+    client.errors = [ApiError(409, "AlreadyExists", "configmaps already exists")]
+    keeper("node-b").offer(pool(2, node="node-b"))
+    other = client.created.get(timeout=10)
+
+    assert one == other
+
+
+def test_a_node_that_withholds_a_gpu_or_has_none_says_nothing_of_its_kind(
+    client: FakeClient, keeper: Callable[..., ShapeKeeper]
+) -> None:
+    shapes = keeper()
+    shapes.offer(pool(2, Withheld("gpu-0", "lost")))
+    shapes.offer(pool(0))
+    shapes.offer(pool(1))
+
+    written = client.created.get(timeout=10)
+
+    assert len(json.loads(written["data"]["shape.json"])["pools"][0]["slices"][0]["devices"]) == 1
+    shapes.close()
+    assert client.created.empty()
+
+
+def test_a_server_that_cannot_be_reached_is_asked_again(client: FakeClient, keeper: Callable[..., ShapeKeeper]) -> None:
+    client.errors = [ApiUnreachableError("refused"), ApiUnreachableError("refused")]
+
+    keeper(retry_seconds=0.01).offer(pool(1))
+
+    bodies = [client.created.get(timeout=10) for _ in range(3)]
+    assert bodies[0] == bodies[1] == bodies[2]
+
+
+def test_a_refusal_is_said_once_with_the_remedy(
+    client: FakeClient, keeper: Callable[..., ShapeKeeper], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.errors = [ApiError(403, "Forbidden", "configmaps is forbidden")]
+    shapes = keeper(retry_seconds=0.01)
+
+    with caplog.at_level(logging.WARNING):
+        shapes.offer(pool(1))
+        client.created.get(timeout=10)
+        shapes.offer(pool(1))
+        shapes.close()
+
+    assert client.created.empty()
+    (record,) = caplog.records
+    assert "deploy/shape-publishing.yaml gives the right" in record.getMessage()
+
+
+def test_after_the_end_nothing_is_written(client: FakeClient, keeper: Callable[..., ShapeKeeper]) -> None:
+    shapes = keeper()
+    shapes.close()
+
+    shapes.offer(pool(1))
+    shapes.close()
+
+    assert client.created.empty()
