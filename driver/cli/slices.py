@@ -6,9 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from driver.cli.node import add_name_arguments, add_node_arguments, node_name, read_node
+
+if TYPE_CHECKING:
+    from driver.inventory.filters import Policy
 
 _DESCRIPTION = """\
 Print the ResourceSlices that the agent would publish for this node, without a cluster: what schedulers and
@@ -26,6 +29,14 @@ examples:
   gpudra slices --node-name node-a | kubectl create --dry-run=server -f -
                                                          let a real API server judge them
 """
+
+
+_OFFER = {
+    "--allow-devices": "'model=NVIDIA A100*'",
+    "--deny-devices": "index=0,index=3",
+    "--passthrough-devices": "0000:1b:00.0",
+    "--shares": """'{"index=7": 4}'""",
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,6 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--device-order", choices=("pack", "spread"), default="pack", help="as the agent's flag (default: pack)"
     )
+    for flag, example in _OFFER.items():
+        parser.add_argument(flag, default="", metavar="GPUS", help=f"as the agent's flag, for example {example}")
     add_name_arguments(parser)
     add_node_arguments(parser)
     parser.set_defaults(run=run)
@@ -56,6 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the objects."""
     from driver.cli.main import UsageError
+    from driver.inventory.filters import offered
     from driver.model import MigSupport
     from driver.publish import DeviceOrder, build_pool, pool_name, slice_objects
 
@@ -67,8 +81,10 @@ def run(args: argparse.Namespace) -> int:
     dump = _yaml if args.output == "yaml" else _json
     mig = MigSupport(args.mig)
     dynamic = mig is MigSupport.DYNAMIC
+    policy = _policy(args)
+    done = offered(read_node(args, mig=dynamic), policy)
     pool = build_pool(
-        read_node(args, mig=dynamic),
+        done.inventory,
         node_name=name,
         driver_name=args.driver_name,
         mig=mig,
@@ -76,10 +92,27 @@ def run(args: argparse.Namespace) -> int:
         counters=dynamic,
     )
     text = dump(slice_objects(pool, node_name=name, driver_name=args.driver_name))
+    for problem in done.withheld:
+        print(f"not published: {problem.subject}: {problem.message}", file=sys.stderr)
     for withheld in pool.withheld:
         print(f"not published: {withheld.device}: {withheld.reason}", file=sys.stderr)
     print(text, end="")
     return 0
+
+
+def _policy(args: argparse.Namespace) -> Policy:
+    from driver.cli.main import UsageError
+    from driver.inventory.filters import Policy, parse_selectors, parse_shares
+
+    try:
+        return Policy(
+            parse_selectors(args.allow_devices),
+            parse_selectors(args.deny_devices),
+            shares=parse_shares(args.shares),
+            passthrough=parse_selectors(args.passthrough_devices),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _json(objects: Sequence[dict[str, Any]]) -> str:

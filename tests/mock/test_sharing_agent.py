@@ -15,7 +15,7 @@ import pytest
 
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
 from kubeletplugin.testing.kubelet import KubeletError
-from native.mock import MockNode
+from native.mock import Failure, MockNode
 from tests.support.agents import CLAIMS, DRIVER, POOL, Scene
 
 SHARES = tuple(f"{number:08x}-0f3a-4b6d-9a6e-0d6f1f0c2a11" for number in range(3))
@@ -124,6 +124,21 @@ def test_a_mistake_is_told_to_the_kubelet_and_nothing_is_touched(scene: Scene) -
         scene.prepare("c")
     assert shown(scene, uuid_of(scene, claim)) == ("Default", "Default")
     assert daemons(scene) == []
+
+
+@pytest.mark.bug("B99")
+def test_a_daemon_that_cannot_start_fails_the_claim_leaves_nothing_and_is_tried_again(scene: Scene) -> None:
+    running(scene)
+    scene.node.set_failures([Failure("mps.start", 999)])
+    claim = scene.claim("c", config=sharing("MPS"))
+    with pytest.raises(KubeletError, match=r"the control daemon ended at once: .+"):
+        scene.prepare("c")
+    assert daemons(scene) == []
+    assert shown(scene, uuid_of(scene, claim)) == ("Default", "Default")
+    assert scene.specs() == []
+    scene.node.set_failures([])
+    scene.prepare("c")
+    assert len(daemons(scene)) == 1
 
 
 def test_ways_of_sharing_can_be_turned_off(scene: Scene) -> None:

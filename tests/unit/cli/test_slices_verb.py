@@ -96,6 +96,23 @@ def test_yaml_says_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("node")
+def test_the_agents_settings_about_what_is_offered_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["slices", "-o", "json", "--node-name", "node-a", "--shares", '{"index=0": 4}']) == 0
+    (item,) = json.loads(capsys.readouterr().out)["items"]
+    assert item["spec"]["devices"][0]["allowMultipleAllocations"] is True
+
+    assert main(["slices", "-o", "json", "--node-name", "node-a", "--passthrough-devices", "index=0"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)["items"]
+    assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-0000-10-00-0-vfio"]
+
+    assert main(["slices", "-o", "json", "--node-name", "node-a", "--deny-devices", "index=0"]) == 0
+    assert "not published: gpu-0000-10-00-0: setting denyDevices names it (index=0)" in capsys.readouterr().err
+
+    assert main(["slices", "--node-name", "node-a", "--allow-devices", "H100"]) == 2
+    assert "'H100' names no GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("node")
 def test_without_pyyaml_the_other_form_is_offered(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
