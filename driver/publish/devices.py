@@ -19,6 +19,8 @@ JSON: TypeAlias = dict[str, Any]
 Values: TypeAlias = Mapping[str, Value | None]
 
 MAX_TAINTS: Final = 16
+PARENT: Final = "parentUUID"
+"""The one attribute of a MIG device that its GPU gives it and that is not its GPU's own."""
 
 
 class Row(Protocol):
@@ -43,6 +45,8 @@ class Tables(msgspec.Struct, frozen=True):
     counted: bool
     """Whether devices consume counters."""
     taints: Mapping[str, Sequence[JSON]]
+    bodies: dict[int, JSON] = msgspec.field(default_factory=dict)
+    """What possible partitions of several GPUs have in common, by ``id`` of the ``Part``."""
 
 
 def uniform_keys(rows: Iterable[Values]) -> frozenset[str]:
@@ -67,23 +71,23 @@ def mig_keys(offers: Iterable[Offer], gpus: Mapping[str, Values]) -> frozenset[s
     """The keys that every MIG device of the pool has a value for."""
     divided = [offer for offer in offers if offer.divided]
     inherited = uniform_keys({row.id: gpus[offer.gpu.name][row.id] for row in INHERITED} for offer in divided)
-    own = uniform_keys(_own(offer.gpu, part) for offer in divided for part in _facts(offer))
-    return inherited | own
+    return inherited | uniform_keys(_own(offer.gpu, part) for offer in divided for part in _kinds(offer))
 
 
 def part_devices(offer: Offer, gpu: Values, tables: Tables) -> Iterator[JSON]:
     """The MIG devices of one GPU, in the order in which the scheduler is to take them."""
     if not offer.divided:
         return
-    base = device_document("", INHERITED, gpu, tables.mig_keys)
-    counters = set_name(offer.gpu)
-    above = tables.taints.get(offer.gpu.name, ())
-    for name, facts, consumed in _named(offer):
-        device = device_document(name, MIG_ATTRIBUTES, _own(offer.gpu, facts), tables.mig_keys)
-        device["attributes"].update(base["attributes"])
+    name, base = offer.gpu.name, device_document("", INHERITED, gpu, tables.mig_keys)["attributes"]
+    if PARENT in tables.mig_keys:
+        base[PARENT] = {"string": offer.gpu.uuid}
+    above = tables.taints.get(name, ())
+    for body, consumed in _bodies(offer, tables):
+        device = {**body, "name": name + body["name"], "attributes": {**body["attributes"], **base}}
         if tables.counted:
-            device["consumesCounters"] = [{"counterSet": counters, "counters": consumed}]
-        yield tainted(device, [*above, *tables.taints.get(name, ())])
+            device["consumesCounters"] = [{"counterSet": set_name(offer.gpu), "counters": consumed}]
+        own = tables.taints.get(device["name"], ()) if tables.taints else ()
+        yield tainted(device, (*above, *own))
 
 
 def device_document(name: str, rows: Iterable[Row], values: Values, keys: frozenset[str]) -> JSON:
@@ -113,19 +117,28 @@ def tainted(device: JSON, taints: Sequence[JSON]) -> JSON:
     return device
 
 
-def _named(offer: Offer) -> Iterator[tuple[str, PartFacts, JSON]]:
-    gpu = offer.gpu
-    for partition in offer.standing:
-        yield name_of(gpu, partition), _of_standing(partition), fixed_consumption(partition)
-    for part in offer.possible:
-        profile = part.profile
-        name = partition_name(gpu.name, profile.name, profile.profile_id, part.placement.start)
-        yield name, _of_possible(part), part.consumes
-
-
-def _facts(offer: Offer) -> Iterator[PartFacts]:
+def _kinds(offer: Offer) -> Iterator[PartFacts]:
+    """One of each kind: what is known of a possible partition is known of its profile."""
     yield from map(_of_standing, offer.standing)
-    yield from map(_of_possible, offer.possible)
+    yield from map(_of_possible, {part.profile.profile_id: part for part in offer.possible}.values())
+
+
+def _bodies(offer: Offer, tables: Tables) -> Iterator[tuple[JSON, JSON]]:
+    """(device without what it has from its GPU, what it consumes). The name is what follows the GPU's."""
+    for partition in offer.standing:
+        suffix = name_of(offer.gpu, partition).removeprefix(offer.gpu.name)
+        yield _body(suffix, offer.gpu, _of_standing(partition), tables), fixed_consumption(partition)
+    for part in offer.possible:  # the same for all GPUs of a kind
+        body = tables.bodies.get(id(part))
+        if body is None:
+            profile = part.profile
+            suffix = partition_name("", profile.name, profile.profile_id, part.placement.start)
+            body = tables.bodies[id(part)] = _body(suffix, offer.gpu, _of_possible(part), tables)
+        yield body, part.consumes
+
+
+def _body(suffix: str, gpu: Gpu, part: PartFacts, tables: Tables) -> JSON:
+    return device_document(suffix, MIG_ATTRIBUTES, _own(gpu, part), tables.mig_keys - {PARENT})
 
 
 def _of_standing(partition: MigPartition) -> PartFacts:
