@@ -11,6 +11,7 @@ from pathlib import Path
 from driver import settings
 from driver.analysis.lint.docs import page as lint_page
 from driver.cli import agent
+from driver.health.docs import page as health_page
 from driver.metrics import TABLE
 from driver.settings import FIELDS, flag
 
@@ -61,7 +62,7 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"lint.md": lint_page, "metrics.md": metrics_page, "settings.md": settings_page}
+PAGES = {"health.md": health_page, "lint.md": lint_page, "metrics.md": metrics_page, "settings.md": settings_page}
 
 
 def main() -> int:

@@ -87,6 +87,8 @@ class Scribe:
         driver = driver_entry(inventory, unavailable)
         why_not = {} if unavailable is None else {"reason": unavailable}
         devices = None if inventory is None else device_states(inventory)
+        parts = None if inventory is None else partition_entries(inventory)
+        profiles = {} if inventory is None else _profiles(inventory)
         reasons = {} if inventory is None else {gpu.name: gpu.reason for gpu in inventory.gpus if gpu.reason}
 
         def compare(state: JournalState) -> Iterable[Draft]:
@@ -99,6 +101,7 @@ class Scribe:
                 if was != now:
                     why = {"reason": reasons[name]} if name in reasons else {}
                     yield Draft(Kind.DEVICE, name, data={"before": was, "after": now, **why})
+            yield from partition_changes(state, parts or {}, profiles)
 
         self._journal.compare(compare)
 
@@ -232,6 +235,38 @@ def device_states(inventory: NodeInventory) -> dict[str, str]:
     return {gpu.name: gpu.state.value for gpu in inventory.gpus}
 
 
+def partition_changes(
+    state: JournalState, now: Mapping[str, Mapping[str, str]], profiles: Mapping[str, str]
+) -> Iterable[Draft]:
+    """The records that lead from the MIG partitions that the journal knows to those that stand.
+
+    Args:
+        profiles: UUID -> profile.
+    """
+    for name in sorted({*state.partitions, *now}):
+        before, after = state.partitions.get(name, {}), now.get(name, {})
+        for instance in sorted(before):
+            if after.get(instance) != before[instance]:
+                yield Draft(Kind.MIG_DESTROY, name, data={"instance": instance, "uuid": before[instance]})
+        for instance, uuid in sorted(after.items()):
+            if before.get(instance) != uuid:
+                data = {"instance": instance, "uuid": uuid, "profile": profiles.get(uuid)}
+                yield Draft(Kind.MIG_CREATE, name, data=data)
+
+
+def partition_entries(inventory: NodeInventory) -> dict[str, dict[str, str]]:
+    """The MIG partitions as the journal's state holds them: those that NVML tells of now."""
+    return {
+        gpu.name: {f"{part.gpu_instance}/{part.compute_instance}": str(part.uuid) for part in gpu.partitions}
+        for gpu in inventory.gpus
+        if gpu.partitions
+    }
+
+
+def _profiles(inventory: NodeInventory) -> dict[str, str]:
+    return {str(part.uuid): part.profile for gpu in inventory.gpus for part in gpu.partitions}
+
+
 def driver_entry(inventory: NodeInventory | None, unavailable: str | None) -> dict[str, Any]:
     """NVIDIA's driver as the journal's state holds it."""
     entry: dict[str, Any] = {"available": unavailable is None}
@@ -260,6 +295,7 @@ def present_state(
     state = JournalState(claims=claim_entries(records), taints=taint_entries(taints))
     state.driver = driver_entry(inventory, unavailable)
     if inventory is not None:
+        state.partitions = partition_entries(inventory)
         state.devices = {name: {"state": word} for name, word in device_states(inventory).items()}
     for name, verdict in verdicts.items():
         entry = state.devices.setdefault(name, {})

@@ -23,6 +23,8 @@ class JournalState(msgspec.Struct, omit_defaults=True):
     """Device name -> ``state``, ``health``, ``cause``; what is not known is left out."""
     taints: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
     """Device name -> taint key -> ``value:effect``."""
+    partitions: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
+    """Device name of a GPU -> ``<GPU instance>/<compute instance>`` -> UUID of the MIG partition."""
     driver: dict[str, Any] = msgspec.field(default_factory=dict)
     """``available``, ``version``."""
     agent: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -121,6 +123,19 @@ def _taint(state: JournalState, record: Record) -> None:
         del state.taints[record.device]
 
 
+def _created(state: JournalState, record: Record) -> None:
+    if record.device is not None and isinstance(record.data.get("instance"), str):
+        parts = state.partitions.setdefault(record.device, {})
+        parts[record.data["instance"]] = str(record.data.get("uuid"))
+
+
+def _destroyed(state: JournalState, record: Record) -> None:
+    parts = state.partitions.get(record.device or "", {})
+    parts.pop(str(record.data.get("instance")), None)
+    if not parts:
+        state.partitions.pop(record.device or "", None)
+
+
 def _driver(state: JournalState, record: Record) -> None:
     state.driver = {key: record.data[key] for key in ("available", "version") if key in record.data}
 
@@ -150,6 +165,8 @@ _CHANGES: Mapping[str, Callable[[JournalState, Record], None]] = {
     Kind.HEALTH: _health,
     Kind.TAINT: _taint,
     Kind.DRIVER: _driver,
+    Kind.MIG_CREATE: _created,
+    Kind.MIG_DESTROY: _destroyed,
     Kind.AGENT_START: _start,
     Kind.AGENT_STOP: _stop,
     Kind.REGISTER: _register,

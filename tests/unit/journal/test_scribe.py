@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from driver.health.monitor import Heard
 from driver.health.verdicts import Status, Verdict
 from driver.journal import Journal, replay
 from driver.journal.scribe import Scribe, present_state
-from driver.model import Gpu, GpuState, NodeInventory, PciAddress
+from driver.model import Gpu, GpuState, MigPartition, NodeInventory, PciAddress, Placement
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Phase
 from native.nvml.eventtypes import EventType, NvmlEvent
 
@@ -130,6 +131,19 @@ def test_verdicts_and_taints_are_told_when_they_change(desk: Desk) -> None:
         (None, "79:NoSchedule"), ("79:NoSchedule", None),
     ]  # fmt: skip
     assert desk.journal.state().devices == {}
+
+
+def test_partitions_that_come_and_go_are_told_once(desk: Desk) -> None:
+    part = MigPartition("MIG-1", 3, 0, 19, "1g.10gb", Placement(0, 1))
+    again(desk, lambda: desk.scribe.node(node(replace(gpu(1), partitions=(part,))), None))
+    remade = replace(part, uuid="MIG-2")
+    desk.scribe.node(node(replace(gpu(1), partitions=(remade,))), None)
+    desk.scribe.node(node(gpu(1)), None)
+    told = desk.written("mig.create", "mig.destroy")
+    assert [(data["instance"], data["uuid"], data.get("profile")) for _, data in told] == [
+        ("3/0", "MIG-1", "1g.10gb"), ("3/0", "MIG-1", None), ("3/0", "MIG-2", "1g.10gb"), ("3/0", "MIG-2", None),
+    ]  # fmt: skip
+    assert desk.journal.state().partitions == {}
 
 
 def test_writes_without_a_wish_are_repairs(desk: Desk) -> None:
