@@ -110,6 +110,7 @@ class _KubernetesServer:
         from kubernetes.client import rest
         from kubernetes.client.exceptions import ApiException
 
+        client: Any = rest  # the errors of urllib3 come through it where no answer comes
         call = self._api.param_serialize(
             "GET",
             f"/{path}",
@@ -122,7 +123,7 @@ class _KubernetesServer:
             data, status = response.read(), int(response.status)
         except ApiException as error:
             raise Refused(int(error.status or 0), str(error.reason)) from error
-        except rest.urllib3.exceptions.HTTPError as error:  # what the client lets through when no answer comes
+        except client.urllib3.exceptions.HTTPError as error:
             raise Refused(0, str(error)) from error
         try:
             answer: dict[str, Any] = json.loads(data)
