@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from driver.discovery import DriverUnavailableError
 from driver.inventory import build_inventory
@@ -17,8 +18,7 @@ from native.nvml.types import GpuSnapshot, NvmlSnapshot
 from native.sysfs import HostTopology, read_host
 
 
-@dataclass(frozen=True, slots=True)
-class NodePaths:
+class NodePaths(msgspec.Struct, frozen=True):
     """Where the machine is, as this process sees it."""
 
     driver_root: Path = Path("/")
@@ -47,9 +47,10 @@ class HiddenLinks:
                 self._seen[key] = gpu
             elif key in self._seen:
                 before = self._seen[key]
-                gpu = replace(gpu, nvlinks=before.nvlinks, fabric=before.fabric)  # noqa: PLW2901 - the same GPU
+                # The same GPU.
+                gpu = msgspec.structs.replace(gpu, nvlinks=before.nvlinks, fabric=before.fabric)  # noqa: PLW2901
             gpus.append(gpu)
-        return replace(snapshot, gpus=tuple(gpus))
+        return msgspec.structs.replace(snapshot, gpus=tuple(gpus))
 
 
 class NodeReader:

@@ -11,17 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(eq=False, slots=True)
-class Turn:
+class Turn(msgspec.Struct, eq=False):
     """A place in the queue of one claim. Held until ``ClaimQueues.leave``."""
 
     uid: str
     label: str
     """What is said about the holder to those who wait ("prepare, operation 1a2b3c4d")."""
-    since: float = field(default_factory=time.monotonic)
+    since: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic time at which the turn was queued, seconds."""
 
 

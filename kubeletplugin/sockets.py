@@ -14,11 +14,11 @@ import re
 import secrets
 import socket
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import grpc
+import msgspec
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,7 @@ class SocketError(Exception):
     """A socket cannot be made; the text names the path and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class SocketPaths:
+class SocketPaths(msgspec.Struct, frozen=True):
     """Both sockets of one instance of a plugin."""
 
     dra: Path
@@ -188,8 +187,7 @@ def file_identity(status: os.stat_result) -> FileIdentity:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-@dataclass(frozen=True, slots=True)
-class BoundSocket:
+class BoundSocket(msgspec.Struct, frozen=True):
     """A socket file that this process has made at ``path``, known by its identity (``file_identity``)."""
 
     path: Path

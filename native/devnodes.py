@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Nodes that are not about one GPU; CUDA needs the first two."""
@@ -24,8 +25,7 @@ _KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNodeStatus:
+class DeviceNodeStatus(msgspec.Struct, frozen=True):
     """What stands at a path of a device root."""
 
     path: str

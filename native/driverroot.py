@@ -13,8 +13,9 @@ import logging
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from native.elf import soname
 from native.nvml.errors import LibraryUnavailableError, NvmlReturn
@@ -58,8 +59,7 @@ _SUBFOLDERS = ("", "vdpau", "nvidia", "gbm")
 _MAX_LINKS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class _Miss:
+class _Miss(msgspec.Struct, frozen=True):
     """A path that was tried, and why it is not the file."""
 
     path: str

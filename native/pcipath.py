@@ -7,7 +7,8 @@ know nothing of NVLink. A path is the chain of bridges below a host bridge, as t
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 
 class PathClass(enum.IntEnum):
@@ -25,8 +26,7 @@ class PathClass(enum.IntEnum):
     """The interconnect between NUMA nodes, or nothing is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class PciPlace:
+class PciPlace(msgspec.Struct, frozen=True):
     """Where a function hangs: its address, its host bridge, the bridges above it (root port first), its NUMA node."""
 
     address: str

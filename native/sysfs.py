@@ -11,8 +11,9 @@ import errno
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from native.pci import canonical_address
 from native.pcipath import PciPlace
@@ -36,16 +37,14 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, er
 """Not there, or not (any more) offered for this device: an ordinary answer of sysfs, no fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostProblem:
+class HostProblem(msgspec.Struct, frozen=True):
     """Something that should be readable and is not: a PCI address or a path, and what is wrong with it."""
 
     subject: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class PciDevice:
+class PciDevice(msgspec.Struct, frozen=True):
     """One PCI function that matters here: an NVIDIA GPU or NVSwitch, or a network device."""
 
     address: str
@@ -97,8 +96,7 @@ class PciDevice:
         return self.class_code >> 16 == _NETWORK_CLASS
 
 
-@dataclass(frozen=True, slots=True)
-class HostNumaNode:
+class HostNumaNode(msgspec.Struct, frozen=True):
     """A NUMA node that is online."""
 
     index: int
@@ -109,8 +107,7 @@ class HostNumaNode:
     """ACPI SLIT distances to the online nodes, by ascending index; empty where unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostTopology:
+class HostTopology(msgspec.Struct, frozen=True):
     """One reading of the machine."""
 
     devices: tuple[PciDevice, ...]

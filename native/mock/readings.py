@@ -6,10 +6,11 @@ holds: return codes of every field, MIG profiles with their placements.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from native.nvml.types import NvmlSnapshot
 from native.sysfs import HostTopology
@@ -29,8 +30,6 @@ def load(text: str) -> tuple[NvmlSnapshot, HostTopology]:
     Raises:
         ValueError: it is something else; names the field where it can.
     """
-    import msgspec
-
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -49,8 +48,8 @@ def load(text: str) -> tuple[NvmlSnapshot, HostTopology]:
 
 def _plain(value: object) -> object:
     """As JSON has it."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {_key(key): _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, tuple | frozenset) else value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 WHOLE = 0xFFFFFFFF
 """NVML's number for "no instance": the event is about the whole GPU."""
@@ -41,8 +42,7 @@ HEALTH_EVENTS = (
 """What says something of a GPU's health; clocks, power and single ECC errors are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlEvent:
+class NvmlEvent(msgspec.Struct, frozen=True):
     """One event (nvmlEventData_t)."""
 
     address: str | None

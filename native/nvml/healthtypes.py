@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from native.nvml.migtypes import NO_CODES
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GpuProcess:
+class GpuProcess(msgspec.Struct, frozen=True, order=True):
     """nvmlProcessInfo_t: a process that has a context on the GPU."""
 
     pid: int
@@ -20,8 +20,7 @@ class GpuProcess:
     """Bytes; None where the driver does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemappedRows:
+class RemappedRows(msgspec.Struct, frozen=True):
     """nvmlDeviceGetRemappedRows."""
 
     correctable: int
@@ -32,8 +31,7 @@ class RemappedRows:
     """A row could not be remapped: the board is to be replaced."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuHealth:
+class GpuHealth(msgspec.Struct, frozen=True):
     """One GPU at one moment. Counters are NVML's: volatile ones begin anew with the driver, aggregate ones never."""
 
     address: str
@@ -59,12 +57,11 @@ class GpuHealth:
     compute_processes: tuple[GpuProcess, ...] | None = None
     graphics_processes: tuple[GpuProcess, ...] | None = None
     mps_processes: tuple[GpuProcess, ...] | None = None
-    codes: Mapping[str, int] = field(default_factory=lambda: NO_CODES)
+    codes: Mapping[str, int] = msgspec.field(default_factory=lambda: NO_CODES)
     """Field name -> NVML return code. ``handle``: the GPU itself was not reachable."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlTopology:
+class NvmlTopology(msgspec.Struct, frozen=True):
     """How the GPUs lie to each other and to the CPUs by NVML's account. The second source: sysfs is the first."""
 
     addresses: tuple[str, ...]

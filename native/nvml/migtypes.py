@@ -7,22 +7,21 @@ list take) and an instance's ``id``. GPU instances are placed in memory slices, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 NO_CODES: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, order=True):
     """A run of slices: memory slices for GPU instances, compute slices for compute instances."""
 
     start: int
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstanceProfile:
+class GpuInstanceProfile(msgspec.Struct, frozen=True):
     """nvmlDeviceGetGpuInstanceProfileInfoV (v3, else v2, else the form without version)."""
 
     index: int
@@ -45,11 +44,10 @@ class GpuInstanceProfile:
     """None where the driver is too old to say."""
     placements: tuple[Placement, ...] | None
     """Every legal placement, in use or not, in the order of their starts."""
-    codes: Mapping[str, int] = field(default_factory=lambda: NO_CODES)
+    codes: Mapping[str, int] = msgspec.field(default_factory=lambda: NO_CODES)
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeInstanceProfile:
+class ComputeInstanceProfile(msgspec.Struct, frozen=True):
     """nvmlGpuInstanceGetComputeInstanceProfileInfoV (v2, else the form without version), shared engines."""
 
     index: int
@@ -66,8 +64,7 @@ class ComputeInstanceProfile:
     shared_ofa_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeInstance:
+class ComputeInstance(msgspec.Struct, frozen=True):
     """nvmlComputeInstanceGetInfo_v2, and the UUID of the MIG device that it is."""
 
     gpu_instance: int
@@ -77,8 +74,7 @@ class ComputeInstance:
     uuid: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
+class GpuInstance(msgspec.Struct, frozen=True):
     """nvmlGpuInstanceGetInfo, with the compute instances in it."""
 
     id: int
@@ -87,8 +83,7 @@ class GpuInstance:
     compute_instances: tuple[ComputeInstance, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MigAttributes:
+class MigAttributes(msgspec.Struct, frozen=True):
     """nvmlDeviceGetAttributes_v2 of a MIG device."""
 
     multiprocessor_count: int
@@ -102,8 +97,7 @@ class MigAttributes:
     memory_mib: int
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(msgspec.Struct, frozen=True):
     """A MIG device, from the walk over nvmlDeviceGetMigDeviceHandleByIndex."""
 
     index: int
@@ -114,11 +108,10 @@ class MigDevice:
     placement: Placement | None
     """That of its GPU instance, in memory slices; None where the instances are not known."""
     attributes: MigAttributes | None
-    codes: Mapping[str, int] = field(default_factory=lambda: NO_CODES)
+    codes: Mapping[str, int] = msgspec.field(default_factory=lambda: NO_CODES)
 
 
-@dataclass(frozen=True, slots=True)
-class MigState:
+class MigState(msgspec.Struct, frozen=True):
     """MIG on one GPU. A list is whole or None: one that was cut short would look like fewer."""
 
     profiles: tuple[GpuInstanceProfile, ...] | None
@@ -129,7 +122,7 @@ class MigState:
     """By index, holes left out."""
     stable: bool = True
     """Whether two readings in a row agreed. If not, somebody changes the GPU at this moment: read again later."""
-    codes: Mapping[str, int] = field(default_factory=lambda: NO_CODES)
+    codes: Mapping[str, int] = msgspec.field(default_factory=lambda: NO_CODES)
     """``profiles``, ``instances``, ``devices``: why that list is None."""
 
     def profile(self, profile_id: int) -> GpuInstanceProfile | None:

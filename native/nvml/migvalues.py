@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
+
+import msgspec
 
 from native.nvml.errors import NvmlReturn
 from native.nvml.migtypes import (
@@ -26,8 +27,7 @@ READINGS_AT_MOST = 6
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class MigReading:
+class MigReading(msgspec.Struct, frozen=True):
     """What changes, as it was at one moment: (code, value) each."""
 
     mode: tuple[int, tuple[bool, bool]]
@@ -59,8 +59,8 @@ def gpu_profile(numbers: dict[str, Any], version: int, p2p: int, capabilities: i
 def placed(profile: GpuInstanceProfile, code: int, placements: Iterable[Placement]) -> GpuInstanceProfile:
     """The profile with its placements, or with the code that they were refused with."""
     if code != NvmlReturn.SUCCESS:
-        return replace(profile, codes=MappingProxyType({"placements": int(code)}))
-    return replace(profile, placements=tuple(sorted(placements)))
+        return msgspec.structs.replace(profile, codes=MappingProxyType({"placements": int(code)}))
+    return msgspec.structs.replace(profile, placements=tuple(sorted(placements)))
 
 
 def mig_uuid(code: int, raw: bytes) -> str | None:
@@ -92,7 +92,7 @@ _DEVICE_FIELDS = ("gpu_instance", "compute_instance", "attributes")
 def with_compute(instances: Sequence[GpuInstance], compute: Sequence[ComputeInstance]) -> tuple[GpuInstance, ...]:
     """The instances in the order of their ids, each with its compute instances."""
     return tuple(
-        replace(
+        msgspec.structs.replace(
             instance,
             compute_instances=tuple(sorted((one for one in compute if one.gpu_instance == instance.id), key=_id)),
         )
@@ -142,18 +142,20 @@ def with_mig(
     mode_code, mode = reading.mode
     if mode_code != NvmlReturn.SUCCESS:
         gone = {**gpu.codes, "mig_mode": int(mode_code)}
-        return replace(gpu, mig=state, mig_mode=None, codes=MappingProxyType(gone))
-    return replace(gpu, mig=state, mig_mode=mode)
+        return msgspec.structs.replace(gpu, mig=state, mig_mode=None, codes=MappingProxyType(gone))
+    return msgspec.structs.replace(gpu, mig=state, mig_mode=mode)
 
 
 def _named(instances: tuple[GpuInstance, ...], devices: tuple[MigDevice, ...]) -> tuple[GpuInstance, ...]:
     """Compute instances whose own info did not give a UUID have that of the MIG device with their ids."""
     uuids = {(device.gpu_instance, device.compute_instance): device.uuid for device in devices}
     return tuple(
-        replace(
+        msgspec.structs.replace(
             instance,
             compute_instances=tuple(
-                compute if compute.uuid is not None else replace(compute, uuid=uuids.get((instance.id, compute.id)))
+                compute
+                if compute.uuid is not None
+                else msgspec.structs.replace(compute, uuid=uuids.get((instance.id, compute.id)))
                 for compute in instance.compute_instances
             ),
         )
@@ -165,4 +167,4 @@ def _named(instances: tuple[GpuInstance, ...], devices: tuple[MigDevice, ...]) -
 
 def _joined(device: MigDevice, instances: dict[int, GpuInstance]) -> MigDevice:
     instance = instances.get(device.gpu_instance) if device.gpu_instance is not None else None
-    return device if instance is None else replace(device, placement=instance.placement)
+    return device if instance is None else msgspec.structs.replace(device, placement=instance.placement)

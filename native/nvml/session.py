@@ -28,10 +28,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
+
+import msgspec
 
 from native.nvml.errors import NvmlError, NvmlReturn, NvmlTimeoutError
 from native.nvml.healthtypes import GpuHealth, NvmlTopology
@@ -59,8 +60,7 @@ GONE = frozenset({NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND, NvmlReturn.GPU
 """What NVML says of a GPU that was plugged in, or came back, after it was initialised."""
 
 
-@dataclass(frozen=True, slots=True)
-class WedgedGpu:
+class WedgedGpu(msgspec.Struct, frozen=True):
     """A GPU that is left out of snapshots."""
 
     address: str
@@ -264,7 +264,7 @@ class NvmlSession:
         with self._state:
             freed = [entry for entry in self._wedged.values() if not entry.stuck]
             for entry in freed:
-                self._wedged[entry.address] = replace(entry, retry_at=0.0)
+                self._wedged[entry.address] = msgspec.structs.replace(entry, retry_at=0.0)
             return tuple(sorted(entry.address for entry in freed))
 
     def close(self, timeout: float = 5.0) -> bool:
@@ -347,7 +347,7 @@ class NvmlSession:
             unreachable_gpu(address, None, NvmlReturn.TIMEOUT) if address in left_out else next(read)
             for address in asked
         )
-        return replace(snapshot, gpus=gpus)
+        return msgspec.structs.replace(snapshot, gpus=gpus)
 
     def _addresses_by_index(self, end: float, deadline: float, limit: float) -> tuple[str, ...]:
         found = self._wait(lambda backend: backend.addresses(), end, deadline, limit)
@@ -440,7 +440,7 @@ class NvmlSession:
             if entry is None:
                 return
             delay = 0.0 if entry.times == 1 else min(self._retry_after * 2 ** (entry.times - 2), RETRY_AT_MOST)
-            self._wedged[entry.address] = replace(entry, stuck=False, retry_at=time.monotonic() + delay)
+            self._wedged[entry.address] = msgspec.structs.replace(entry, stuck=False, retry_at=time.monotonic() + delay)
         logger.info("GPU %s: %s came back; it is asked again in %.0f s", entry.address, entry.call, delay)
 
 

@@ -8,14 +8,14 @@ backends that read the same machine give equal snapshots, codes included.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from native.nvml.migtypes import NO_CODES as _NO_CODES
 from native.nvml.migtypes import MigState
 
 
-@dataclass(frozen=True, slots=True)
-class NvLink:
+class NvLink(msgspec.Struct, frozen=True):
     """State of one link (nvmlDeviceGetNvLinkState, ...RemotePciInfo_v2, ...RemoteDeviceType, ...Version)."""
 
     index: int
@@ -28,8 +28,7 @@ class NvLink:
     """nvmlIntNvLinkDeviceType_t: 0 GPU, 1 NPU (IBM), 2 switch, 255 unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class FabricInfo:
+class FabricInfo(msgspec.Struct, frozen=True):
     """nvmlDeviceGetGpuFabricInfoV (v3, else v2). ``status`` means something only where ``state`` is 3 (completed)."""
 
     state: int
@@ -40,8 +39,7 @@ class FabricInfo:
     health_mask: int
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSnapshot:
+class GpuSnapshot(msgspec.Struct, frozen=True):
     """One GPU. Sizes in bytes, PCI ids packed as NVML does (device << 16 | vendor)."""
 
     address: str | None
@@ -81,12 +79,11 @@ class GpuSnapshot:
     fabric: FabricInfo | None = None
     mig: MigState | None = None
     """Read where MIG is on, and where it was asked for; otherwise None without a code."""
-    codes: Mapping[str, int] = field(default_factory=lambda: _NO_CODES)
+    codes: Mapping[str, int] = msgspec.field(default_factory=lambda: _NO_CODES)
     """Field name -> NVML return code of the call that gave no value. ``handle``: the GPU itself was not reachable."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlSnapshot:
+class NvmlSnapshot(msgspec.Struct, frozen=True):
     """The whole node in one reading."""
 
     driver_version: str | None
@@ -95,11 +92,10 @@ class NvmlSnapshot:
     """1000 * major + 10 * minor."""
     gpus: tuple[GpuSnapshot, ...]
     """In the order they were asked for, else by index."""
-    codes: Mapping[str, int] = field(default_factory=lambda: _NO_CODES)
+    codes: Mapping[str, int] = msgspec.field(default_factory=lambda: _NO_CODES)
 
 
-@dataclass(frozen=True, slots=True)
-class CallInProgress:
+class CallInProgress(msgspec.Struct, frozen=True):
     """What a backend is doing at this moment, readable from any thread."""
 
     call: str

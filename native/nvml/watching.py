@@ -11,9 +11,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+
+import msgspec
 
 from native.nvml.errors import NvmlError, NvmlReturn, code_name
 from native.nvml.eventtypes import HEALTH_EVENTS, NvmlEvent
@@ -33,13 +34,12 @@ NEVER = frozenset({NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND})
 """Codes with which a GPU says that it will not report events under this driver."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchState:
+class WatchState(msgspec.Struct, frozen=True):
     """What is watched at present."""
 
-    registered: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    registered: Mapping[str, int] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     """Address -> kinds of events (``EventType``) that are reported."""
-    unmonitored: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    unmonitored: Mapping[str, int] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     """Address -> NVML's code, for GPUs that are not: NOT_SUPPORTED (3) is no fault of the GPU."""
     problem: str | None = None
     """Why nothing is watched at all; None while events are waited for."""

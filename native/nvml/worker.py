@@ -10,10 +10,11 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+import msgspec
 
 from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlReturn
 from native.nvml.protocol import Nvml
@@ -23,8 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedLibrary:
+class LoadedLibrary(msgspec.Struct, frozen=True):
     """The library that is open now."""
 
     backend: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from native.mock import capture, profile, readings
@@ -24,8 +24,8 @@ from native.sysfs import HostTopology, PciDevice
 
 def still(snapshot: NvmlSnapshot) -> NvmlSnapshot:
     """The snapshot without what moves by itself on a machine that is at work."""
-    gpus = tuple(dataclasses.replace(gpu, memory_reserved=None) for gpu in snapshot.gpus)
-    return dataclasses.replace(snapshot, gpus=gpus)
+    gpus = tuple(msgspec.structs.replace(gpu, memory_reserved=None) for gpu in snapshot.gpus)
+    return msgspec.structs.replace(snapshot, gpus=gpus)
 
 
 def addresses(library: Nvml) -> list[str]:
@@ -67,9 +67,9 @@ def test_every_gpu_has_an_identity_of_its_own(library: Nvml) -> None:
 
 def test_what_is_not_told_has_a_code(library: Nvml) -> None:
     for gpu in library.snapshot(None).gpus:
-        for field in dataclasses.fields(GpuSnapshot):
-            if getattr(gpu, field.name) is None and field.name != "mig":
-                assert gpu.codes[field.name] != NvmlReturn.SUCCESS
+        for field in GpuSnapshot.__struct_fields__:
+            if getattr(gpu, field) is None and field != "mig":
+                assert gpu.codes[field] != NvmlReturn.SUCCESS
         assert set(gpu.codes.values()) <= {NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND, NvmlReturn.NO_DATA}
 
 
@@ -198,8 +198,8 @@ def test_what_was_seen_is_left_for_a_profile(library: Nvml, library_path: Path, 
     asked = addresses(library)
     snapshot, lay = library.snapshot(asked, mig=True), library.topology(asked)
     # who works on the machine stays out
-    quiet = {field.name: None for field in dataclasses.fields(GpuHealth) if field.name.endswith("_processes")}
-    health = tuple(dataclasses.replace(one, **quiet) for one in library.health(asked))
+    quiet = {name: None for name in GpuHealth.__struct_fields__ if name.endswith("_processes")}
+    health = tuple(msgspec.structs.replace(one, **quiet) for one in library.health(asked))
     more = {"library": str(library_path), "health": health, "levels": lay.levels, "nvlink": lay.nvlink}
     Path(target).write_text(readings.dump(snapshot, host, **more))
     assert readings.load(Path(target).read_text()) == (snapshot, host)

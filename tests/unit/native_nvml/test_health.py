@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 
 import pytest
 
@@ -63,7 +62,7 @@ def lay_of(node) -> NvmlTopology:
 def test_a_healthy_gpu_tells_everything(node) -> None:
     gpu = health(node)[1]
     assert gpu.codes == {}
-    assert all(getattr(gpu, field.name) is not None for field in fields(GpuHealth))
+    assert all(getattr(gpu, name) is not None for name in GpuHealth.__struct_fields__)
     assert gpu.address == GPU
     assert (gpu.ecc_corrected_volatile, gpu.ecc_uncorrected_volatile) == (1, 11)
     assert (gpu.ecc_corrected_aggregate, gpu.ecc_uncorrected_aggregate) == (2, 12)
