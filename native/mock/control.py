@@ -211,6 +211,16 @@ class NodeFile:
                 at = start + place * PROCESS.size
                 self._write((at, bytes(8)), (at + 8, record[8:]), (at, record[:8]))
 
+    def processes(self, address: str) -> list[int]:
+        """The process ids that use a GPU or its MIG instances.
+
+        Raises:
+            ValueError: the node has no GPU at that address.
+        """
+        data = self._read(self._gpu(address) + GPU.offset("processes"), layout.MAX_PROCESSES * PROCESS.size)
+        pids = (struct.unpack_from("=Q", data, place * PROCESS.size)[0] for place in range(layout.MAX_PROCESSES))
+        return [int(pid) for pid in pids if pid]
+
     def instances(self, address: str) -> list[GpuInstance]:
         """The MIG instances of a GPU, by id.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,18 +45,32 @@ def take_away(root: Path, profile: Profile, address: str) -> None:
     home = root.joinpath("sys/devices", *gpu.device.path)
     if not home.is_dir():
         raise FileNotFoundError(f"{address} is unplugged already")
-    stash = root / STASH / address
     things: list[Path] = []
     for function in (*(device for device in profile.devices if device.physfn == address), gpu.device):
         place = root.joinpath("sys/devices", *function.path)
         things += [*_links(root, place, function.address), place]
-    things.append(root / "proc/driver/nvidia/gpus" / address)
+    stash(root, STASH / address, [*things, *driver_files(root, profile, address)])
+
+
+def driver_files(root: Path, profile: Profile, address: str) -> list[Path]:
+    """What NVIDIA's driver shows of a GPU: its folder in procfs and its device nodes.
+
+    Raises:
+        KeyError: the node has no GPU at that address.
+    """
+    gpu = profile.gpu(address)
     index = profile.gpus.index(gpu)
-    things += [root / f"dev/dri/card{index + 1}", root / f"dev/dri/renderD{128 + index}"]
+    nodes = [f"dri/card{index + 1}", f"dri/renderD{128 + index}"]
     if gpu.numbers["minor"] >= 0:
-        things.append(root / f"dev/nvidia{gpu.numbers['minor']}")
+        nodes.append(f"nvidia{gpu.numbers['minor']}")
+    things = [root / "proc/driver/nvidia/gpus" / address, *(root / "dev" / name for name in nodes)]
+    return [thing for thing in things if thing.exists()]  # a GPU that another driver has is without them
+
+
+def stash(root: Path, place: Path, things: Sequence[Path]) -> None:
+    """Move files of the node, in this order, below ``place``."""
     for thing in things:
-        target = stash / thing.relative_to(root)
+        target = root / place / thing.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         thing.rename(target)
 
@@ -67,14 +81,19 @@ def put_back(root: Path, address: str) -> None:
     Raises:
         FileNotFoundError: nothing was taken away.
     """
-    stash = root / STASH / address
-    if not stash.is_dir():
+    if not (root / STASH / address).is_dir():
         raise FileNotFoundError(f"{address} is not unplugged")
-    things = [path for path in stash.rglob("*") if not (root / path.relative_to(stash)).is_dir() or path.is_symlink()]
+    unstash(root, STASH / address)
+
+
+def unstash(root: Path, place: Path) -> None:
+    """Put back what lies below ``place``, links last."""
+    here = root / place
+    things = [path for path in here.rglob("*") if not (root / path.relative_to(here)).is_dir() or path.is_symlink()]
     # a folder moves as a whole, so what lies in one that moves is not moved on its own
     tops = [thing for thing in things if not any(other in thing.parents for other in things)]
     for thing in sorted(tops, key=lambda path: path.is_symlink()):
-        target = root / thing.relative_to(stash)
+        target = root / thing.relative_to(here)
         target.parent.mkdir(parents=True, exist_ok=True)
         thing.rename(target)
-    shutil.rmtree(stash)
+    shutil.rmtree(here, ignore_errors=True)

@@ -11,6 +11,7 @@ from typing import Final
 
 from native.mock import build, control, hotplug, profile, profiles, tree
 from native.mock.control import EVENT_TYPES, GpuInstance, NodeFile, Process
+from native.mock.kernel import MockKernel
 from native.mock.layout import Text
 from native.mock.profile import Failure, Profile
 from native.pci import canonical_address
@@ -95,6 +96,11 @@ class MockNode:
     def mps_control(self) -> Path:
         """The mock ``nvidia-cuda-mps-control``, a static program."""
         return self._root / "usr/bin/nvidia-cuda-mps-control"
+
+    @property
+    def kernel(self) -> MockKernel:
+        """What writes to the node's sysfs do; whoever writes there is given its ``write``."""
+        return MockKernel(self._root, self._profile, self._file)
 
     @property
     def environment(self) -> dict[str, str]:

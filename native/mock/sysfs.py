@@ -48,7 +48,9 @@ class SysTree:
         for group, device in enumerate(self._profile.devices):
             self._device(device, group)
         for name in ("pcieport", "mlx5_core", "nvidia", "nvme", "vfio-pci"):
-            self._folder(self._root / "bus/pci/drivers" / name)
+            for what in ("bind", "unbind"):
+                self._put(self._root / "bus/pci/drivers" / name / what, "")
+        self._put(self._root / "bus/pci/drivers_probe", "")
         self._module()
         self._nodes()
         for index, gpu in enumerate(self._profile.gpus):
@@ -99,7 +101,7 @@ class SysTree:
         number = _CLASSES.get(device.kind, 0)
         if gpu:
             number = gpu.numbers["pci_base_class"] << 16 | gpu.numbers["pci_sub_class"] << 8
-        driver = _DRIVERS[device.kind]
+        driver = driver_of(device)
         ids = {
             "vendor": f"0x{vendor:04x}",
             "device": f"0x{model:04x}",
@@ -111,6 +113,7 @@ class SysTree:
                 "subsystem_vendor": f"0x{subsystem & 0xFFFF:04x}",
                 "subsystem_device": f"0x{subsystem >> 16:04x}",
                 "revision": "0xa1",
+                "driver_override": "(null)",
                 "uevent": self._uevent(driver, number, vendor, model, subsystem, device.address),
                 "resource": "\n".join(["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 13),
                 **self._cpus(device.numa_node),
@@ -192,6 +195,11 @@ class SysTree:
             self._put(home / name / "dev", f"226:{minor}")
             self._link(home / name / "device", home.parent)
             self._link(self._root / "class/drm" / name, home / name)
+
+
+def driver_of(device: PciDevice) -> str:
+    """The driver that takes a device where nothing else is said."""
+    return _DRIVERS[device.kind]
 
 
 def _mask(cpus: frozenset[int]) -> str:

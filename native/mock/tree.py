@@ -154,6 +154,9 @@ def _write_nodes(dev: Path, profile: Profile) -> None:
     for minor in (1, 2):
         make_node(dev / "nvidia-caps" / f"nvidia-cap{minor}", CAPS_MAJOR, minor)
     (dev / "dri").mkdir()
+    if profile.host.iommu:
+        (dev / "vfio").mkdir()
+        make_node(dev / "vfio/vfio", 10, 196)
     for index, gpu in enumerate(profile.gpus):
         if gpu.numbers["minor"] >= 0:
             make_node(dev / f"nvidia{gpu.numbers['minor']}", NVIDIA_MAJOR, gpu.numbers["minor"])
