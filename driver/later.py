@@ -16,15 +16,23 @@ class Later(Generic[T]):
         self._lock = threading.Lock()
         self._waiting: list[Callable[[T], None]] = []
         self._target: T | None = None
+        self._never = False
 
     def tell(self, call: Callable[[T], None]) -> None:
         """Do ``call`` with the target, now or once it is there."""
         with self._lock:
             if self._target is None:
-                self._waiting.append(call)
+                if not self._never:
+                    self._waiting.append(call)
                 return
             target = self._target
         call(target)
+
+    def give_up(self) -> None:
+        """There will be none: forget what waits, and all that comes."""
+        with self._lock:
+            self._never = True
+            self._waiting.clear()
 
     def attach(self, target: T) -> None:
         """From now on calls go to ``target``; those that waited go first."""

@@ -139,6 +139,7 @@ class Lookout:
     def _start_journal(self, version: str) -> None:
         settings = self._agent.settings
         if not settings.journal_bytes:
+            self._scribe.give_up()
             return
         from driver.journal import Journal
         from driver.journal.scribe import Scribe
