@@ -35,9 +35,7 @@ def features(names: Sequence[str]) -> Features:
     return Features(**{re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): True for name in names})
 
 
-def port(
-    version: str, given: Document, variant: str | None = None, *, limit: int = 1_000_000
-) -> list[Outcome]:
+def port(version: str, given: Document, variant: str | None = None, *, limit: int = 1_000_000) -> list[Outcome]:
     """The port's outcomes for the nodes of a scene."""
     chosen = rules(Release(version).minor, features(given["Features"]), variant)
     used = _used(given["State"]) if "State" in given else None

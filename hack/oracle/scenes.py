@@ -325,7 +325,7 @@ class Maker:
         return found
 
     def _allocated(self, slices: list[Document]) -> list[Document]:
-        results = []
+        results: list[Document] = []
         for each in slices:
             for device in each["spec"].get("devices", ()):
                 if not self.chance(0.15):
@@ -349,7 +349,7 @@ class Maker:
     def _rule(self, slices: list[Document]) -> Document:
         spec: Document = {"taint": self._taint()}
         if self.chance(0.9):
-            chosen = self.pick(slices)["spec"] if slices else {"driver": "x", "pool": {"name": "y"}}
+            chosen: Document = self.pick(slices)["spec"] if slices else {"driver": "x", "pool": {"name": "y"}}
             selector: Document = {}
             if self.chance(0.5):
                 selector["driver"] = chosen["driver"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from . import claims as claim_documents
@@ -121,12 +121,20 @@ class Allocator:
         Raises:
             DocumentError: a document cannot be read.
         """
+        return next(self.allocate_each([where], claims))
+
+    def allocate_each(self, nodes: Iterable[Document], claims: Sequence[Document]) -> Iterator[Outcome]:
+        """Try to allocate the same claims on each node, as if the others were not there.
+
+        Raises:
+            DocumentError: a document cannot be read.
+        """
         unknown: list[str] = []
         wanted = [claim_documents.claim(value, unknown) for value in claims]
-        return self.attempt(node(where), wanted, unknown)
+        for where in nodes:
+            yield self._attempt(node(where), wanted, unknown)
 
-    def attempt(self, where: Node, wanted: list[Claim], unknown: list[str]) -> Outcome:
-        """As ``allocate``, for documents that were read before (the same claims on many nodes)."""
+    def _attempt(self, where: Node, wanted: list[Claim], unknown: list[str]) -> Outcome:
         run = _Run(where, wanted)
         found, kind, text = None, "", ""
         try:
@@ -208,10 +216,11 @@ class Allocator:
                 f"claim {claim.key}, request {name}: has subrequests, but the DRAPrioritizedList feature is disabled"
             )
         if self.rules.selectors_see_sharing and not features.consumable_capacity:
+            kind = "subrequest" if alternatives else "request"
             for request in requests:
                 if request.has_capacity:
                     raise AttemptError(
-                        f"claim {claim.key}, request {request.name}: has capacity requests, but the "
+                        f"claim {claim.key}, {kind} {request.name}: has capacity requests, but the "
                         "DRAConsumableCapacity feature is disabled"
                     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from ..quantity import Quantity
@@ -198,7 +199,7 @@ def _selectors(reader: Reader) -> tuple[str | None, ...]:
     return tuple(found)
 
 
-@dataclass(slots=True)
+@dataclass
 class Allocated:
     """What claims hold: whole devices, shares of devices, and the capacity that the shares use, in billionths."""
 
@@ -206,10 +207,15 @@ class Allocated:
     shares: set[tuple[DeviceID, str]] = field(default_factory=set)
     capacity: dict[DeviceID, dict[str, int]] = field(default_factory=dict)
 
-    @property
-    def shared(self) -> set[DeviceID]:
-        """The devices that somebody has a share of."""
-        return {device for device, _ in self.shares}
+    @cached_property
+    def shared(self) -> frozenset[DeviceID]:
+        """The devices that somebody has a share of, when this is first asked for."""
+        return frozenset(device for device, _ in self.shares)
+
+    @cached_property
+    def everything(self) -> frozenset[DeviceID]:
+        """The devices that are in use in any way, when this is first asked for."""
+        return frozenset(self.devices) | self.shared | self.capacity.keys()
 
     def consume(self, device: DeviceID, name: str, nanos: int) -> None:
         """Add to what is used of one capacity."""

@@ -22,8 +22,7 @@ class Counters:
 
     def __init__(self, rules: Rules, allocated: Allocated) -> None:
         self._rules = rules
-        self._whole = allocated.devices
-        self._any = allocated.devices | allocated.shared | allocated.capacity.keys()
+        self._allocated = allocated
         self._available: dict[object, tuple[dict[CounterID, int], bool]] = {}
         self._consumed: dict[object, dict[CounterID, int]] = {}
         self._groups: dict[object, dict[str, Groups | None]] = {}
@@ -59,9 +58,11 @@ class Counters:
         known = self._available.get(key)
         if known is None:
             if self._rules.pools_span_slices:
-                left = pool.available(self._whole if self._rules.variant == "stable" else self._any)
+                left = pool.available(
+                    self._allocated.devices if self._rules.variant == "stable" else self._allocated.everything
+                )
             else:
-                left = _of_its_slice(pool, device).available(self._whole)
+                left = _of_its_slice(pool, device).available(self._allocated.devices)
             known = left, any(nanos < 0 for nanos in left.values())
             self._available[key] = known
         return known
@@ -98,7 +99,7 @@ class Counters:
         known: Groups | None = None
         for each in (*pool.slices, *pool.elsewhere):
             for device in each.devices:
-                for consumption in device.consumes if device.id in self._any else ():
+                for consumption in device.consumes if device.id in self._allocated.everything else ():
                     if consumption.counter_set == counter_set:
                         known = consumption.groups if known is None else _folded(known, consumption.groups)
         return known

@@ -25,9 +25,11 @@ class Features:
     compatibility_groups: bool = False
     consumable_capacity: bool = False
     derived_attributes: bool = False
+    device_binding: bool = False
+    """DRADeviceBindingConditions alone, which only 1.34 tells apart from the two together."""
     device_binding_and_status: bool = False
     device_status: bool = False
-    """DRAResourceClaimDeviceStatus alone: it changes nothing but, in 1.34, the variant that is chosen."""
+    """DRAResourceClaimDeviceStatus alone: in 1.34 it is on by default and decides which variant is chosen."""
     device_taints: bool = False
     fractional_capacity_range: bool = False
     list_type_attributes: bool = False
@@ -42,12 +44,13 @@ class Features:
 
 _STABLE_36: Final = frozenset(("admin_access", "device_taints", "partitionable_devices", "prioritized_list"))
 _INCUBATING_36: Final = _STABLE_36 | {"consumable_capacity", "device_binding_and_status"}
-_EXPERIMENTAL_37: Final = frozenset(each.name for each in fields(Features)) - {"device_status"}
+_ONLY_34: Final = frozenset(("device_binding", "device_status"))
+_EXPERIMENTAL_37: Final = frozenset(each.name for each in fields(Features)) - _ONLY_34
 _SUPPORTED: Final = {
     34: {
         "stable": frozenset[str](),
         "incubating": _STABLE_36,
-        "experimental": _INCUBATING_36 | {"device_status"},
+        "experimental": _INCUBATING_36 | _ONLY_34,
     },
     36: {
         "stable": _STABLE_36,
@@ -162,6 +165,12 @@ class Rules:
         return self.release == 34
 
     @property
+    def binding(self) -> bool:
+        """Whether devices with binding conditions may be taken."""
+        apart = self.release == 34 and self.features.device_binding and self.features.device_status
+        return self.features.device_binding_and_status or apart
+
+    @property
     def selectors_see_sharing(self) -> bool:
         """``device.allowMultipleAllocations`` says what the device says; in stable it is always false."""
         return self.variant == "experimental" or (self.variant == "incubating" and self.release >= 36)
@@ -207,7 +216,7 @@ def rules(release: int, features: Features | None = None, variant: str | None = 
     chosen = default_features(release) if features is None else features
     wanted = chosen.enabled()
     if release != 34:
-        wanted -= {"device_status"}
+        wanted -= _ONLY_34
     for name, supported in _SUPPORTED[release].items():
         if name == variant or (variant is None and wanted <= supported):
             return Rules(release, name, chosen)

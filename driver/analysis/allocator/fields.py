@@ -24,7 +24,7 @@ class Reader:
     __slots__ = ("_value", "path", "unsupported")
 
     def __init__(self, value: object, path: str, unsupported: list[str]) -> None:
-        if not isinstance(value, Mapping):
+        if type(value) is not dict and not isinstance(value, Mapping):
             raise DocumentError(path, f"must be an object, is {type(value).__name__}")
         self._value: Mapping[str, Any] = value
         self.path = path

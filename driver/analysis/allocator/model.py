@@ -126,16 +126,14 @@ class Device:
         self.slice = owner
         self.index = index
         self.id: DeviceID = (owner.driver, owner.pool, self.name)
-        self.attributes: dict[str, Mapping[str, Any]] = {}
-        for name, inner in reader.items("attributes"):
-            inner.known(_ATTRIBUTE)
-            self.attributes[name] = inner.raw
+        self.attributes = _attributes(reader)
         self.capacity = {name: _capacity(inner) for name, inner in reader.items("capacity")}
-        self.consumes = tuple(map(_consumption, reader.each("consumesCounters")))
+        has = reader.raw.keys()
+        self.consumes = tuple(map(_consumption, reader.each("consumesCounters"))) if "consumesCounters" in has else ()
         self.node_name = reader.text("nodeName")
         self.node_selector = selector(reader.sub("nodeSelector"))
         self.all_nodes = bool(reader.flag("allNodes"))
-        self.taints = tuple(map(taint, reader.each("taints")))
+        self.taints = tuple(map(taint, reader.each("taints"))) if "taints" in has else ()
         self.binds = bool(reader.flag("bindsToNode"))
         self.binding = reader.texts("bindingConditions")
         self.binding_failures = reader.texts("bindingFailureConditions")
@@ -222,6 +220,19 @@ class Slice:
     def uses_groups(self) -> bool:
         """Whether a device declares compatibility groups."""
         return any(each.groups for device in self.devices for each in device.consumes)
+
+
+def _attributes(reader: Reader) -> Mapping[str, Mapping[str, Any]]:
+    whole = reader.raw.get("attributes")
+    if whole is None:
+        return {}
+    if type(whole) is dict and all(type(each) is dict and each.keys() <= _ATTRIBUTE for each in whole.values()):
+        return whole  # the usual case, without a reader for each of many thousand attributes
+    found = {}
+    for name, inner in reader.items("attributes"):
+        inner.known(_ATTRIBUTE)
+        found[name] = inner.raw
+    return found
 
 
 def taint(reader: Reader) -> Taint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from .features import Rules
 from .model import CounterID, Device, DeviceID, PoolID, Slice
@@ -35,7 +36,7 @@ class Pool:
         """``driver/pool``."""
         return f"{self.id[0]}/{self.id[1]}"
 
-    def available(self, taken: set[DeviceID]) -> dict[CounterID, int]:
+    def available(self, taken: AbstractSet[DeviceID]) -> dict[CounterID, int]:
         """What the allocated devices leave of the counters; negative where they use too much."""
         left = dict(self.counters)
         for each in (*self.slices, *self.elsewhere):

@@ -57,7 +57,7 @@ def _device(rules: Rules, chosen: Chosen, share: Callable[[], str]) -> Result:
         found["adminAccess"] = True
     if chosen.request.toleration_documents and rules.release >= 36:
         found["tolerations"] = [dict(each) for each in chosen.request.toleration_documents]
-    if rules.features.device_binding_and_status and rules.variant != "stable":
+    if rules.binding and rules.variant != "stable":
         if chosen.device.binding:
             found["bindingConditions"] = list(chosen.device.binding)
         if chosen.device.binding_failures:

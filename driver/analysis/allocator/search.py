@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-from ..cel import EvaluationError
 from ..quantity import Quantity
 from .capacity import CapacityError, consumed, fits
 from .claims import RESULTS_MAX, Allocated, Claim, Request
@@ -81,7 +80,6 @@ class Search:
     ) -> None:
         self._rules, self._where, self._pools, self._claims = rules, where, pools, claims
         self._wishes, self._trackers, self._allocated, self._selection = wishes, trackers, allocated, selection
-        self._shared = allocated.shared
         self._limit = limit
         self.results: list[list[Chosen]] = [[] for _ in claims]
         self.selected: dict[tuple[int, int], int] = {}
@@ -237,19 +235,22 @@ class Search:
             return False
         if not self._selection.selectable(key, request, device, self._where):
             return False
-        return not self._rules.consumable or self._fits(request, device)
+        return not self._rules.consumable or self._fits(claim, request, device)
+
+    def _label(self, claim: int, request: Request) -> str:
+        return f"claim {self._claims[claim].key}, request {request.name}"
 
     def _in_use(self, device: DeviceID) -> bool:
         return device in self._allocated.devices or bool(self._allocating.get(device))
 
-    def _fits(self, request: Request, device: Device) -> bool:
+    def _fits(self, claim: int, request: Request, device: Device) -> bool:
         used = self._allocated.capacity.get(device.id, {})
         try:
             return fits(request.capacities, device.capacity, used, self._capacity.get(device.id, {}), self._rules)
         except CapacityError as error:
-            raise AttemptError(
-                f"request {request.name}: checking capacity for device {'/'.join(device.id)}: {error}"
-            ) from error
+            place = "/".join(device.id)
+            text = f"{self._label(claim, request)}: checking capacity for device {place}: {error}"
+            raise AttemptError(text) from error
 
     def _choose(
         self, claim: int, request: Request, pool: Pool, device: Device, index: int, *, must: bool
@@ -288,17 +289,11 @@ class Search:
 
     def _satisfy(self, claim: int, request: Request, pool: Pool, device: Device, undo: Undo, must: bool) -> bool:
         for each in self._trackers[claim]:
-            try:
-                added = each.add(request, device)
-            except EvaluationError as error:
-                raise AttemptError(
-                    f"evaluate derived attribute on device {'/'.join(device.id)} failed: {error}"
-                ) from error
-            if not added:
+            if not each.add(request, device):
                 self._reject(pool, undo)
                 if must:
                     raise AttemptError(
-                        f"claim {self._claims[claim].key}, request {request.name}: cannot add device "
+                        f"{self._label(claim, request)}: cannot add device "
                         f"{'/'.join(device.id)} because a claim constraint would not be satisfied"
                     )
                 return False
@@ -313,12 +308,12 @@ class Search:
             undo.marked = True
         capacity: dict[str, Quantity] = {}
         if self._rules.consumable:
-            if not self._fits(request, self._looked_at(device, index)):
+            if not self._fits(claim, request, self._looked_at(device, index)):
                 if not self._rules.leaks:
                     self._restore(pool, undo, chosen=False)
                 return None
             if share:
-                capacity = self._capacity_of(request, device)
+                capacity = self._capacity_of(claim, request, device)
                 self._use_capacity(device, capacity, undo)
         self.results[claim].append(Chosen(request, device, share, capacity))
         return undo
@@ -332,11 +327,11 @@ class Search:
             raise AttemptError(f"runtime error: index out of range [{index}] with length {len(devices)}", "panic")
         return devices[index]
 
-    def _capacity_of(self, request: Request, device: Device) -> dict[str, Quantity]:
+    def _capacity_of(self, claim: int, request: Request, device: Device) -> dict[str, Quantity]:
         try:
             return consumed(request.capacities, device.capacity, self._rules)
         except CapacityError as error:
-            raise AttemptError(f"request {request.name}: computing consumed capacity: {error}") from error
+            raise AttemptError(f"{self._label(claim, request)}: computing consumed capacity: {error}") from error
 
     def _use_capacity(self, device: Device, capacity: dict[str, Quantity], undo: Undo) -> None:
         undo.capacity_before = device.id in self._capacity
@@ -395,7 +390,7 @@ class Search:
     def _capacity_in_use(self, device: DeviceID) -> bool:
         if device in self._allocated.capacity or device in self._capacity:
             return True
-        return self._rules.release >= 37 and device in self._shared
+        return self._rules.release >= 37 and device in self._allocated.shared
 
 
 def lookup_in(selection: Selection) -> Lookup:

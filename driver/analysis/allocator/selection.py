@@ -51,7 +51,7 @@ class Selection:
             UnknownError: a selector is beyond this port.
             SelectorError: the device's node selector is not valid.
         """
-        if device.binding and not self._rules.features.device_binding_and_status:
+        if device.binding and not self._rules.binding:
             return False
         known = self._known.get((key, device.id))
         if known is None:
@@ -109,8 +109,8 @@ class Selection:
         """A derived attribute of a device, as an attribute document.
 
         Raises:
-            SelectionError: it does not compile.
-            EvaluationError: it fails on the device.
+            SelectionError: it does not compile, or fails on the device.
+            UnknownError: it is beyond this port.
         """
         try:
             program = compile_derived(expression, self._rules.release)
@@ -118,8 +118,11 @@ class Selection:
             raise UnknownError(f"derived attribute {name}: {error}") from error
         except CompileError as error:
             raise SelectionError(f"compile derived attribute {name} failed: {error}") from error
-        value, _ = program.run(self._value(device))
-        return _attribute(value)
+        try:
+            return _attribute(program.run(self._value(device))[0])
+        except EvaluationError as error:
+            place = "/".join(device.id)
+            raise SelectionError(f"evaluate derived attribute {name} on device {place} failed: {error}") from error
 
 
 def _attribute(value: object) -> dict[str, object]:

@@ -141,7 +141,7 @@ def _to_int(value: object) -> int:
         raise EvaluationError("integer overflow")
     if isinstance(value, Duration):
         return value.nanos
-    return _int(int(value))  # type: ignore[call-overload, no-any-return]  # the guards let only numbers in
+    return _int(int(value))  # type: ignore[call-overload]  # the guards let only numbers in
 
 
 def _in_range(number: int, text: str) -> int:

@@ -17,13 +17,13 @@ _LEVELS: Final = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, "
 _CONSTANTS: Final = {"true": ("bool", True), "false": ("bool", False), "null": ("null", None)}
 
 
-def parse(source: str) -> Node:
-    """The tree of an expression, macros expanded.
+def parse(source: str, *, quoted: bool = True) -> Node:
+    """The tree of an expression, macros expanded; ``quoted`` says whether fields may be written in backquotes.
 
     Raises:
         CompileError: not an expression; the position is where the parser stopped.
     """
-    parser = _Parser(source)
+    parser = _Parser(source, quoted)
     tree = parser.expression()
     if parser.now.kind != "end":
         raise parser.unexpected()
@@ -31,8 +31,8 @@ def parse(source: str) -> Node:
 
 
 class _Parser:
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, source: str, quoted: bool) -> None:
+        self._source, self._quoted = source, quoted
         self._tokens = tokens(source)
         self._at = 0
         self._depth = 0
@@ -143,6 +143,8 @@ class _Parser:
         name = self.now
         if name.kind not in ("ident", "quoted") or name.text in ("true", "false", "null", "in"):
             raise self.unexpected()
+        if name.kind == "quoted" and not self._quoted:
+            raise CompileError("unsupported syntax: '`'", self._source, name.position)
         self._at += 1
         if not optional and name.kind == "ident" and self._take("("):
             return self._call(name, operand)
@@ -160,7 +162,8 @@ class _Parser:
         return expanded or Call(name.position, name.text, args, target)
 
     def _list(self, position: int) -> Node:
-        entries, optional = [], set()
+        entries: list[Node] = []
+        optional: set[int] = set()
         while not self._take("]"):
             if self._take("?"):
                 optional.add(len(entries))
@@ -170,7 +173,8 @@ class _Parser:
         return ListNode(position, entries, frozenset(optional))
 
     def _map(self, position: int) -> Node:
-        entries, optional = [], set()
+        entries: list[tuple[Node, Node]] = []
+        optional: set[int] = set()
         while not self._take("}"):
             if self._take("?"):
                 optional.add(len(entries))

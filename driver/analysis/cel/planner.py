@@ -90,7 +90,8 @@ class Planner:
         if function in ("_&&_", "_||_"):
             return (_and if function == "_&&_" else _or)(self.plan(node.args[0]), self.plan(node.args[1]))
         if function == "_?_:_":
-            return _conditional(*(self.plan(each) for each in node.args), [_is_attribute(each) for each in node.args])
+            condition, truthy, falsy = (self.plan(each) for each in node.args)
+            return _conditional(condition, truthy, falsy, [_is_attribute(each) for each in node.args])
         if function == "@not_strictly_false":
             return _not_strictly_false(self.plan(node.args[0]))
         if function == "_[_]":
@@ -467,7 +468,11 @@ def _dispatch(overloads: list[Overload], steps: list[Step]) -> Step:
             raise
         for overload in overloads:
             if overload.accepts(args):
-                result = overload.run(*args)
+                try:
+                    result = overload.run(*args)
+                except EvaluationError:
+                    frame.cost += 1
+                    raise
                 frame.spend(overload.cost(args, result))
                 return result
         raise no_overload()

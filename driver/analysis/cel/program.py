@@ -16,6 +16,7 @@ from .types import Type
 from .values import DomainMap, semver, type_name
 
 _SCALARS: Final = ("int", "bool", "string", "version")
+_PLAIN: Final = frozenset(("int", "bool", "string"))
 _LISTS: Final = ("ints", "bools", "strings", "versions")
 _DERIVED: Final = frozenset(("bool", "int", "string", "any", "dyn", "kubernetes.Semver"))
 
@@ -67,7 +68,7 @@ def compile_selector(expression: str, release: int, lists: bool = False) -> Prog
     """
     where = environment(release, lists)
     step, type_ = _compile(expression, where)
-    if type_.name not in ("bool", "dyn", "any"):
+    if type_.name not in ("bool", "any", where.attribute.name):
         raise CompileError(f"must evaluate to bool or the unknown type, not {type_}", expression)
     return Program(expression, step)
 
@@ -92,7 +93,7 @@ def compile_derived(expression: str, release: int) -> Program:
 
 def _compile(expression: str, where: Environment) -> tuple[Step, Type]:
     try:
-        tree = parse(expression)
+        tree = parse(expression, quoted=where.release >= 37)
         checker = Checker(expression, where)
         type_ = checker.check(tree)
         return Planner(checker, where).plan(tree), type_
@@ -134,6 +135,10 @@ def attribute_value(name: str, attribute: Mapping[str, object], *, lists: bool) 
     Raises:
         EvaluationError: no value of a known type, or a version that is none.
     """
+    if len(attribute) == 1:
+        ((kind, value),) = attribute.items()
+        if kind in _PLAIN and value is not None:
+            return value
     for kind in _LISTS if lists else ():
         values = attribute.get(kind)
         if isinstance(values, list):

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import total_ordering
+from functools import lru_cache, total_ordering
 from typing import Final
 
 from ..quantity import Quantity
@@ -87,6 +87,7 @@ class Semver:
         return text + ("+" + ".".join(self.build) if self.build else "")
 
 
+@lru_cache(maxsize=4096)
 def semver(text: str) -> Semver:
     """Read a strict semantic version.
 
@@ -100,9 +101,12 @@ def semver(text: str) -> Semver:
         raise EvaluationError("No Major.Minor.Patch elements found")
     patch, plus, build = parts[2].partition("+")
     patch, dash, pre = patch.partition("-")
-    numbers = [_number(part, name) for part, name in zip((*parts[:2], patch), ("major", "minor", "patch"), strict=True)]
     return Semver(
-        *numbers, tuple(map(_pre, pre.split("."))) if dash else (), tuple(map(_build, build.split("."))) if plus else ()
+        _number(parts[0], "major"),
+        _number(parts[1], "minor"),
+        _number(patch, "patch"),
+        tuple(map(_pre, pre.split("."))) if dash else (),
+        tuple(map(_build, build.split("."))) if plus else (),
     )
 
 
@@ -213,7 +217,7 @@ def compare(one: object, other: object) -> int:
         left, right = left.encode("utf-8", "surrogatepass"), right.encode("utf-8", "surrogatepass")
     if isinstance(left, float) and math.isnan(left):
         return -2
-    return (left > right) - (left < right)  # type: ignore[operator]  # the types are of one kind, as looked at above
+    return int(left > right) - int(left < right)  # type: ignore[operator]  # of one kind, as looked at above
 
 
 def no_overload() -> EvaluationError:

@@ -1,0 +1,74 @@
+"""The expressions of hack/oracle/expressions.txt: the same answer, the same refusal and the same cost as Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from driver.analysis.cel import CompileError, EvaluationError, UnsupportedError, compile_selector, device_value
+from driver.analysis.quantity import parse
+from hack.oracle import build, selectors, vectors
+from hack.oracle.build import Release
+
+Entry = dict[str, Any]
+UNSUPPORTED = ("timestamp(", "strings.quote(", ".format(", "isIP(")
+"""What the corpus uses and the evaluator says it does not know."""
+
+ENTRIES = [
+    pytest.param(version, entry, id=f"{version}-{'lists' if entry['lists'] else 'plain'}-{entry['expression'][:60]}")
+    for version in build.VERSIONS
+    for entry in vectors.read("cel", version)
+]
+
+
+def device(version: str, lists: bool) -> dict[str, object]:
+    document = selectors.LISTED if lists else selectors.DEVICE
+    capacity = {name: parse(each["value"]) for name, each in document["capacity"].items()}
+    shown = lists or Release(version).minor >= 37
+    return device_value(selectors.DRIVER, document["attributes"], capacity, shareable=True, lists=shown)
+
+
+def verdict(version: str, entry: Entry) -> tuple[str, object, int | None]:
+    """``compile``, ``error`` or ``value`` with the value and its cost."""
+    try:
+        program = compile_selector(entry["expression"], Release(version).minor, entry["lists"])
+    except UnsupportedError:
+        return "unsupported", None, None
+    except CompileError as error:
+        return "compile", str(error), None
+    try:
+        value = device(version, entry["lists"])
+        return "value", program.matches(value), program.run(value)[1]
+    except EvaluationError as error:
+        return "error", str(error), None
+
+
+def expected(entry: Entry) -> str:
+    return "compile" if "compile" in entry else "error" if "error" in entry else "value"
+
+
+@pytest.mark.parametrize(("version", "entry"), ENTRIES)
+def test_an_expression_means_what_it_means_in_kubernetes(version: str, entry: Entry) -> None:
+    kind, value, cost = verdict(version, entry)
+    if any(name in entry["expression"] for name in UNSUPPORTED):
+        assert kind == "unsupported"
+        return
+    assert kind == expected(entry), entry
+    if kind == "value":
+        assert value == entry["matches"]
+    if kind == "value" and Release(version).minor >= 37 and entry["cost"] is not None:
+        assert cost == entry["cost"]
+
+
+@pytest.mark.parametrize("version", build.VERSIONS)
+def test_a_missing_key_is_named_as_kubernetes_names_it(version: str) -> None:
+    missing = [each for each in vectors.read("cel", version) if str(each.get("error", "")).startswith("no such key")]
+    assert len(missing) >= 5
+    for entry in missing:
+        assert verdict(version, entry)[:2] == ("error", entry["error"])
+
+
+def test_the_corpus_holds_each_way_an_expression_can_end() -> None:
+    kinds = [expected(each) for each in vectors.read("cel", build.VERSIONS[0])]
+    assert min(kinds.count("value"), kinds.count("error"), kinds.count("compile")) >= 30
