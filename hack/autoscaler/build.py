@@ -19,7 +19,7 @@ KUBERNETES: Final = "v0.36.3"
 _MODULE = "gpudra.dev/autoscaler"
 _UTILS = "pkg/simulator/dynamicresources/utils"
 _PROCESSOR = "pkg/processors/customresources/dra_processor.go"
-_KARPENTER_FILES = ("pool.go", "types.go", "attributebindings.go")
+_KARPENTER_FILES = ("pool.go", "types.go", "attributebindings.go", "constraint.go")
 
 
 class BuildError(Exception):

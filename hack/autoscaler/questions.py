@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any, TypeAlias
+
+from driver.analysis.shape import AttributeKinds, export, karpenter
 
 JSON: TypeAlias = dict[str, Any]
 
 SEED = 20261130
 COUNT = 30
+PREFIX = "resource.kubernetes.io/"
+MATCHED = (PREFIX + "numaNode", PREFIX + "pcieRoot", "gpu.nvidia.com/nvlinkGroup", "gpu.nvidia.com/uuid")
 DRIVERS = ("gpu.nvidia.com", "nic.example.com")
 
 
@@ -28,9 +33,61 @@ def questions() -> list[JSON]:
             _claims_question(chance, claims),
             _bindings_question(chance),
         ]
+    asked += [_match_question(attribute) for attribute in MATCHED]
     names = [*DRIVERS, "dra.net", "tpu.google.com", "compute-domain.nvidia.com"]
     asked += [{"op": "driver", "slices": [_slice(name, "p", 1, 1)]} for name in names]
     return asked
+
+
+def sample() -> list[JSON]:
+    """What a node of eight GPUs and two network cards publishes: pairs on a PCIe root, fours on a NUMA node."""
+    gpus = [
+        {
+            "name": f"gpu-{number}",
+            "attributes": {
+                "uuid": {"string": f"GPU-{number}"},
+                "nvlinkGroup": {"string": "0000:10:00.0" if number < 7 else "0000:80:00.0"},
+                PREFIX + "numaNode": {"int": number // 4},
+                PREFIX + "pcieRoot": {"string": f"pci0000:{number // 2:02x}"},
+            },
+        }
+        for number in range(8)
+    ]
+    nics = [
+        {
+            "name": f"nic-{number}",
+            "attributes": {
+                PREFIX + "numaNode": {"int": number},
+                PREFIX + "pcieRoot": {"string": f"pci0000:{2 * number:02x}"},
+            },
+        }
+        for number in range(2)
+    ]
+    return [
+        _slice("gpu.nvidia.com", "node-a/gpu.nvidia.com", 1, 1, devices=gpus),
+        _slice("nic.example.com", "node-a", 1, 1, devices=nics),
+    ]
+
+
+def _match_question(attribute: str) -> JSON:
+    """Which devices of the sample's shape, as it is written for Karpenter, share a value."""
+    shape = export(sample(), AttributeKinds({"gpu.nvidia.com/uuid": "launch"}))
+    emitted = karpenter(shape).content
+    names = [device["name"] for _, device in shape.devices]
+    bindings = [
+        {
+            "attribute": entry["attribute"],
+            "devices": [[device["driver"], device["pool"], device["device"]] for device in entry["devices"]],
+        }
+        for entry in emitted["attributeBindings"]
+    ]
+    return {
+        "op": "match",
+        "attribute": attribute,
+        "templates": emitted["resourceSliceTemplates"],
+        "bindings": bindings,
+        "tries": [[name] for name in names] + [list(pair) for pair in itertools.combinations(names, 2)],
+    }
 
 
 def _slice(driver: str, pool: str, generation: int, count: int, **spec: Any) -> JSON:

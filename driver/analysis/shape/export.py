@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -247,7 +247,7 @@ def device_ids(described: Sequence[tuple[str, Sequence[str]]]) -> list[list[str]
 def _equal_groups(views: Sequence[PoolView], kinds: AttributeKinds) -> tuple[JSON, ...]:
     """Which devices share a value, over all drivers; devices that share with none are groups of one."""
     ids = device_ids([(view.driver, [device["name"] for device in view.devices]) for view in views])
-    groups: dict[str, dict[str, list[str]]] = {}
+    groups: dict[str, dict[Hashable, list[str]]] = {}
     kind_of: dict[str, str] = {}
     for view, names in zip(views, ids, strict=True):
         for device, name in zip(view.devices, names, strict=True):
@@ -256,10 +256,18 @@ def _equal_groups(views: Sequence[PoolView], kinds: AttributeKinds) -> tuple[JSO
                 if kind in _GROUPED:
                     full = qualified(attribute, view.driver)
                     kind_of[full] = kind
-                    groups.setdefault(full, {}).setdefault(json.dumps(value, sort_keys=True), []).append(name)
+                    groups.setdefault(full, {}).setdefault(_identity(value), []).append(name)
     return tuple(
         {"attribute": full, "kind": kind_of[full], "groups": list(groups[full].values())} for full in sorted(groups)
     )
+
+
+def _identity(value: JSON) -> Hashable:
+    """Equal for equal values of one type."""
+    if len(value) == 1:
+        kind, given = next(iter(value.items()))
+        return kind, tuple(given) if isinstance(given, list) else given
+    return json.dumps(value, sort_keys=True)
 
 
 def _hash(described: Sequence[JSON], groups: Sequence[JSON], kinds: AttributeKinds, *, software: bool) -> str:

@@ -62,12 +62,16 @@ class AttributeKinds:
     """
 
     own: Mapping[str, str] = field(default_factory=dict)
+    _known: dict[tuple[str, str], str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def kind(self, name: str, driver: str) -> str:
         """The kind of an attribute of this driver's devices."""
-        full = qualified(name, driver)
-        known = self.own.get(full) or STANDARD.get(full) or USUAL.get(full)
-        return known or self._guess(full.partition("/")[2])
+        kind = self._known.get((name, driver))
+        if kind is None:
+            full = qualified(name, driver)
+            known = self.own.get(full) or STANDARD.get(full) or USUAL.get(full)
+            kind = self._known[name, driver] = known or self._guess(full.partition("/")[2])
+        return kind
 
     def guessed(self, name: str, driver: str) -> bool:
         """Whether nobody has said what kind it is."""

@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/set"
 
 	"gpudra.dev/autoscaler/cloudprovider"
@@ -42,6 +43,21 @@ type question struct {
 	Suffix   string                       `json:"suffix"`
 	Pools    []string                     `json:"pools"`
 	Bindings []binding                    `json:"bindings"`
+
+	Templates []template `json:"templates"`
+	Attribute string     `json:"attribute"`
+	Tries     [][]string `json:"tries"`
+}
+
+type template struct {
+	Driver string `json:"driver"`
+	Pool   struct {
+		Name string `json:"name"`
+	} `json:"pool"`
+	Devices []struct {
+		Name       string                                                    `json:"name"`
+		Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute `json:"attributes"`
+	} `json:"devices"`
 }
 
 type pool struct {
@@ -99,6 +115,8 @@ func answer(q *question) (any, error) {
 		return gathered(q), nil
 	case "bindings":
 		return bound(q), nil
+	case "match":
+		return matched(q), nil
 	}
 	return nil, fmt.Errorf("no such op %q", q.Op)
 }
@@ -119,7 +137,35 @@ func gathered(q *question) map[string]pool {
 	return result
 }
 
-func bound(q *question) map[string]map[string][]string {
+// matched tells for each try whether all of its devices may be allocated together under matchAttribute.
+func matched(q *question) []bool {
+	devices := map[string]cloudprovider.Device{}
+	ids := map[string]karpenter.DeviceID{}
+	for _, t := range q.Templates {
+		for _, d := range t.Devices {
+			devices[d.Name] = cloudprovider.Device{Name: unique.Make(d.Name), Attributes: d.Attributes}
+			ids[d.Name] = karpenter.DeviceID{Template: true, DeviceID: cloudprovider.DeviceID{
+				Driver: unique.Make(t.Driver), Pool: unique.Make(t.Pool.Name), Device: unique.Make(d.Name)}}
+		}
+	}
+	result := []bool{}
+	for _, names := range q.Tries {
+		constraint := &karpenter.MatchAttributeConstraint{
+			RequestNames:  sets.New[string](),
+			AttributeName: resourceapi.QualifiedName(q.Attribute),
+			AttributeBindingFallback: &karpenter.AttributeBindingFallback{
+				Bindings: bindings(q), NodePool: "pool", InstanceTypeID: unique.Make("type")},
+		}
+		fits := true
+		for _, name := range names {
+			fits = fits && constraint.Add(karpenter.RequestName{Parent: "r"}, devices[name], ids[name])
+		}
+		result = append(result, fits)
+	}
+	return result
+}
+
+func bindings(q *question) karpenter.AttributeBindings {
 	resources := cloudprovider.DynamicResources{}
 	for _, b := range q.Bindings {
 		entry := &cloudprovider.AttributeBinding{Attribute: resourceapi.QualifiedName(b.Attribute)}
@@ -129,9 +175,13 @@ func bound(q *question) map[string]map[string][]string {
 		}
 		resources.AttributeBindings = append(resources.AttributeBindings, entry)
 	}
-	types := map[string][]*cloudprovider.InstanceType{"pool": {{Name: "type", DynamicResources: resources}}}
+	return karpenter.BuildAttributeBindings(
+		map[string][]*cloudprovider.InstanceType{"pool": {{Name: "type", DynamicResources: resources}}})
+}
+
+func bound(q *question) map[string]map[string][]string {
 	result := map[string]map[string][]string{}
-	for attribute, pools := range karpenter.BuildAttributeBindings(types) {
+	for attribute, pools := range bindings(q) {
 		result[string(attribute)] = map[string][]string{}
 		for device, others := range pools["pool"][unique.Make("type")] {
 			names := []string{}

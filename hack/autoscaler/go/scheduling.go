@@ -17,7 +17,9 @@ var AllowUndefinedWellKnownLabels = struct{}{}
 func NewRequirements() Requirements { return Requirements{} }
 
 // NewNodeSelectorRequirements returns an empty set.
-func NewNodeSelectorRequirements(...corev1.NodeSelectorRequirement) Requirements { return Requirements{} }
+func NewNodeSelectorRequirements(...corev1.NodeSelectorRequirement) Requirements {
+	return Requirements{}
+}
 
 // Values returns nothing.
 func (Requirements) Values() []*Requirement { return nil }

@@ -13,6 +13,7 @@ import pytest
 from driver.analysis import autoscaler
 from driver.analysis.lint.model import results
 from hack.autoscaler.build import CLUSTER_AUTOSCALER, KARPENTER
+from hack.autoscaler.questions import MATCHED, questions, sample
 
 JSON = dict[str, Any]
 FILE = Path(__file__).parents[2] / "data" / "autoscaler" / "golden.json"
@@ -69,6 +70,38 @@ PORTS: dict[str, Callable[[JSON], Any]] = {
 }
 
 
+def shared(attribute: str, names: list[str]) -> bool:
+    """Whether the devices of the sample share a value of the attribute."""
+    own = attribute.removeprefix("gpu.nvidia.com/")
+    devices = {device["name"]: device for body in sample() for device in body["spec"]["devices"]}
+    values = [devices[name]["attributes"].get(own) for name in names]
+    return None not in values and all(value == values[0] for value in values)
+
+
+@pytest.mark.parametrize("attribute", MATCHED)
+def test_a_shape_written_for_karpenter_lets_it_match_what_a_real_node_shares(attribute: str) -> None:
+    case = next(
+        case for case in CASES if case["question"]["op"] == "match" and case["question"]["attribute"] == attribute
+    )
+    tries = case["question"]["tries"]
+
+    answers = dict(zip(map(tuple, tries), case["value"], strict=True))
+    for names, fits in answers.items():
+        if len(names) == 2:
+            assert fits is shared(attribute, list(names)), names
+    # A device that shares with none cannot be bound, which the emitter warns of; a known number needs no binding.
+    alone = {names[0] for names, fits in answers.items() if len(names) == 1 and fits is not shared(attribute, [*names])}
+    expected = {
+        "gpu.nvidia.com/nvlinkGroup": {"gpu-7"},
+        "gpu.nvidia.com/uuid": {f"gpu-{number}" for number in range(8)},
+    }
+    assert alone == expected.get(attribute, set())
+
+
+def test_the_questions_are_those_that_are_asked_today() -> None:
+    assert [case["question"] for case in CASES] == questions(), "run: python -m hack.autoscaler"
+
+
 def told(op: str, value: Any) -> Any:
     """What is compared of an answer: of objects what the copying is about, as Go writes defaults and new owners."""
     if op == "slices":
@@ -123,7 +156,7 @@ def test_the_answers_hold_good_news_and_bad_news_of_every_kind() -> None:
     values = Counter(case["question"]["op"] for case in CASES if "error" not in case)
 
     assert set(errors) == {"utilization", "slices", "claims"}
-    assert set(values) == set(PORTS)
+    assert set(values) == {*PORTS, "match"}
     ready = [case["value"] for case in CASES if case["question"]["op"] == "ready"]
     assert set(ready) == {True, False}
     pools_seen = [pool for case in CASES if case["question"]["op"] == "pools" for pool in case["value"].values()]

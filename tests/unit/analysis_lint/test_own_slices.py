@@ -1,36 +1,67 @@
-"""What this driver publishes is clean by its own rules, on every mock profile, whole and divided."""
+"""What this driver publishes is clean by its own rules, on every mock profile, whole and divided; so is its shape."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from driver.analysis.document_text import Value
-from driver.analysis.documents import collect, load
+from driver.analysis.documents import Collection, collect, load
 from driver.analysis.lint import Options, Severity, lint
-from driver.analysis.shape import AttributeKinds
+from driver.analysis.shape import AttributeKinds, differences, export, instantiate
 from driver.cli.documents import published, validators
 from driver.cli.main import build_parser
 from driver.publish.kinds import attribute_kinds
 
+JSON = dict[str, Any]
 PROFILES = Path(__file__).parents[3] / "native" / "mock" / "profiles"
 DEPLOY = Path(__file__).parents[3] / "deploy"
 NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
-OPTIONS = Options(kinds=AttributeKinds(attribute_kinds("gpu.nvidia.com")), validators=validators())
+KINDS = AttributeKinds(attribute_kinds("gpu.nvidia.com"))
+OPTIONS = Options(kinds=KINDS, validators=validators())
+
+
+@functools.cache
+def own(profile: str, mig: str) -> tuple[JSON, ...]:
+    """The slices that the agent would publish for a mock node, which takes a moment to make."""
+    args = build_parser(["lint"]).parse_args(["lint", "--mock-profile", profile, "--mig", mig])
+    return tuple(published(args, "node-a"))
+
+
+def read(bodies: Iterable[JSON]) -> Collection:
+    return collect([Value(body) for body in bodies], "own")
+
+
+def worse_than_notes(documents: Collection) -> list[tuple[str, str]]:
+    report = lint(documents, OPTIONS)
+    assert report.problems == ()
+    return [(entry.rule.id, entry.finding.message) for entry in report.found if entry.severity is not Severity.NOTE]
 
 
 @pytest.mark.parametrize("mig", ["static", "dynamic"])
 @pytest.mark.parametrize("profile", NAMES)
-def test_slices_of_a_profile_are_clean_beside_classes_and_demos(
-    profile: str, mig: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = build_parser(["lint"]).parse_args(["lint", "--mock-profile", profile, "--mig", mig])
-    slices = published(args, "node-a")
-    capsys.readouterr()
+def test_slices_of_a_profile_are_clean_beside_classes_and_demos(profile: str, mig: str) -> None:
+    assert worse_than_notes(read(own(profile, mig)) + load([DEPLOY])) == []
 
-    report = lint(collect([Value(body) for body in slices], profile) + load([DEPLOY]), OPTIONS)
 
-    assert report.problems == ()
-    bad = [(entry.rule.id, entry.finding.message) for entry in report.found if entry.severity is not Severity.NOTE]
-    assert bad == []
+@pytest.mark.parametrize("mig", ["static", "dynamic"])
+@pytest.mark.parametrize("profile", NAMES)
+def test_the_shape_of_a_profile_gives_clean_slices_and_itself_again(profile: str, mig: str) -> None:
+    shape = export(own(profile, mig), KINDS, strict=True)
+
+    made = instantiate(shape, "imaginary", node_uid="uid")
+
+    assert worse_than_notes(read(made)) == []
+    again = export(made, KINDS, strict=True)
+    assert again.document == shape.document
+    assert differences(shape, again, KINDS) == ()
+
+
+def test_profiles_have_shapes_of_their_own() -> None:
+    hashes = {profile: export(own(profile, "static"), KINDS).hash for profile in NAMES}
+
+    assert len(set(hashes.values())) == len(NAMES)
