@@ -12,29 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from driver.cli import mocktexts as texts
+
 if TYPE_CHECKING:
     from native.mock import Failure, MockNode
     from native.nvml.types import NvmlSnapshot
     from native.sysfs import HostTopology
 
-_DESCRIPTION = """\
-Make a GPU node that is not there, and let things happen to it.
-
-A mock node is a folder: an NVML library that any program can load, /sys, /proc and /dev of the machine, and an
-nvidia-smi. All programs that use it see one state, and every verb below changes that state at once, while they run.
-It is never found by accident: only a program that is pointed at it sees it, and it says on stderr that it is no
-hardware.
-"""
-_EXAMPLES = """\
-examples:
-  gpudra mock up --profile dgx-h100 --root /tmp/node      make it; prints what to export
-  eval "$(gpudra mock up --profile t4 --root /tmp/t4)"    make it and use it in this shell
-  gpudra mock xid 3 79                                    the fourth GPU falls off the bus, say the logs
-  gpudra mock set 0 utilization_gpu=95 temperature=88
-  gpudra mock fault nvmlDeviceGetMemoryInfo --code UNKNOWN --after 10 --times 1
-  gpudra mock unplug 0000:1b:00.0
-  gpudra mock mig -- -i 0 -cgi 19,19 -C
-"""
 Verb = Callable[[argparse.Namespace], int]
 _STATES = ("ok", "lost", "silent")
 _DRIVER = ("loaded", "unloaded", "reload", "mismatch", "match")
@@ -45,8 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "mock",
         help="a GPU node without a GPU",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        description=texts.DESCRIPTION,
+        epilog=texts.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="mock_verb", metavar="VERB", required=True)
@@ -75,7 +59,7 @@ def _verb(verbs: Any, name: str, help_text: str, description: str, call: Verb, *
 
 
 def _add_life(verbs: Any) -> None:
-    up = _verb(verbs, "up", "make a node", _UP, _up)
+    up = _verb(verbs, "up", "make a node", texts.UP, _up)
     up.add_argument("--profile", default="dgx-h100", metavar="NAME|FILE", help="which machine (default: dgx-h100)")
     _verb(
         verbs,
@@ -88,7 +72,7 @@ def _add_life(verbs: Any) -> None:
         ("unplug", "take a GPU out of the running machine", _unplug),
         ("plug", "put a GPU in again", _plug),
     ):
-        parser = _verb(verbs, name, help_text, _HOT_PLUG, call)
+        parser = _verb(verbs, name, help_text, texts.HOT_PLUG, call)
         parser.add_argument("gpu", metavar="GPU", help="index or PCI address")
         parser.add_argument(
             "--first", choices=("nvml", "sysfs"), help="what notices first (default: nvml to unplug, sysfs to plug)"
@@ -96,12 +80,12 @@ def _add_life(verbs: Any) -> None:
 
 
 def _add_events(verbs: Any) -> None:
-    setting = _verb(verbs, "set", "set numbers of a GPU, its state, or the driver's", _SET, _set)
+    setting = _verb(verbs, "set", "set numbers of a GPU, its state, or the driver's", texts.SET, _set)
     setting.add_argument("gpu", nargs="?", metavar="GPU", help="index or PCI address")
     setting.add_argument("fields", nargs="*", metavar="FIELD=NUMBER", help="-1 is: this board does not have it")
     setting.add_argument("--state", choices=_STATES, help="lost: GPU_IS_LOST; silent: calls do not come back")
     setting.add_argument("--driver", choices=_DRIVER, help="the kernel driver; needs no GPU")
-    xid = _verb(verbs, "xid", "report an XID", _XID, _xid)
+    xid = _verb(verbs, "xid", "report an XID", texts.XID, _xid)
     xid.add_argument("gpu", metavar="GPU", help="index or PCI address")
     xid.add_argument("code", type=int, metavar="CODE", help="79: fallen off the bus; 48: double-bit ECC; 94, 95: ...")
     xid.add_argument("--gi", type=int, metavar="ID", help="GPU instance (default: the whole GPU)")
@@ -109,7 +93,7 @@ def _add_events(verbs: Any) -> None:
 
 
 def _add_faults(verbs: Any) -> None:
-    fault = _verb(verbs, "fault", "let functions fail, hang or take long", _FAULT, _fault)
+    fault = _verb(verbs, "fault", "let functions fail, hang or take long", texts.FAULT, _fault)
     fault.add_argument("function", nargs="?", metavar="FUNCTION", help="an NVML function, or its beginning and *")
     fault.add_argument("--gpu", metavar="GPU", help="index or PCI address (default: all)")
     fault.add_argument("--code", metavar="CODE", help="what it returns: UNKNOWN, GPU_IS_LOST, ... or a number")
@@ -125,14 +109,14 @@ def _add_faults(verbs: Any) -> None:
 
 
 def _add_mig(verbs: Any) -> None:
-    mig = _verb(verbs, "mig", "make and destroy MIG instances", _MIG, _mig)
+    mig = _verb(verbs, "mig", "make and destroy MIG instances", texts.MIG, _mig)
     mig.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ...", help="as nvidia-smi mig takes them")
 
 
 def _add_profiles(verbs: Any) -> None:
-    listing = _verb(verbs, "profiles", "list the machines, or show one", _PROFILES, _profiles, root=False)
+    listing = _verb(verbs, "profiles", "list the machines, or show one", texts.PROFILES, _profiles, root=False)
     listing.add_argument("name", nargs="?", metavar="NAME", help="print this profile's YAML, to change it")
-    capture = _verb(verbs, "capture", "write a profile from this machine", _CAPTURE, _capture, root=False)
+    capture = _verb(verbs, "capture", "write a profile from this machine", texts.CAPTURE, _capture, root=False)
     capture.add_argument("--name", default="captured", metavar="NAME", help="name of the profile")
     capture.add_argument("--from", dest="readings", type=Path, metavar="FILE", help="of readings that tests/gpu kept")
     capture.add_argument("--identities", action="store_true", help="keep UUIDs and serial numbers")
@@ -142,59 +126,6 @@ def _add_profiles(verbs: Any) -> None:
     capture.add_argument("--sys-root", type=Path, default=Path("/sys"), metavar="DIR", help="sysfs")
     capture.add_argument("--proc-root", type=Path, default=Path("/proc"), metavar="DIR", help="procfs")
     capture.add_argument("--nvml-library", type=Path, metavar="FILE", help="libnvidia-ml.so.1 to load")
-
-
-_UP = """\
-Make a node of a profile below --root, which must be empty or not exist, and print the lines that a shell needs:
-`eval "$(gpudra mock up ...)"`. Needs a C compiler the first time.
-
-A program finds the library by its path only: load $GPUDRA_MOCK_LIBRARY, for example
-    python3 -c 'import ctypes, os, pynvml; pynvml.nvmlLib = ctypes.CDLL(os.environ["GPUDRA_MOCK_LIBRARY"]); ...'
-or start it with LD_LIBRARY_PATH set to the library's folder. GPUDRA_MOCK_QUIET=1 silences the line on stderr.
-"""
-_HOT_PLUG = """\
-What happens on hardware: NVML loses the GPU (GPU_IS_LOST to who has it open, one less to who begins anew) and its files
-in /sys, /proc and /dev go, in either order. A GPU that is plugged in again is another one to NVML: only sessions that
-begin later see it. No uevent is sent: that is the kernel's to do; an agent watches the node's /sys instead.
-"""
-_SET = """\
-Numbers are those of NVML, in its units: temperature, power_usage_mw, utilization_gpu, utilization_memory,
-throttle_reasons, ecc_single, ecc_double, remap_pending, recovery_action, mig_activation, ... A wrong name lists all.
-
-  gpudra mock set 0 utilization_gpu=95 temperature=88
-  gpudra mock set 2 --state silent          calls about GPU 2 do not come back until --state ok
-  gpudra mock set --driver reload           sessions from before get DRIVER_NOT_LOADED until they begin anew
-"""
-_XID = """\
-Whoever waits for XIDs of that GPU gets this one. Without --gi and --ci it is about the whole GPU (0xFFFFFFFF), as
-most XIDs are on hardware, even where MIG divides it.
-"""
-_FAULT = """\
-Add a fault. Of several that fit a call, the first one that fires decides; without --code the call only takes longer.
-Without a function the faults are listed.
-
-  gpudra mock fault nvmlDeviceGetHandleByUUID --delay 10000
-  gpudra mock fault 'nvmlDeviceGet*' --gpu 3 --code GPU_IS_LOST --after 100 --sticky
-  gpudra mock fault nvmlDeviceGetGpuFabricInfoV --version 3          an older driver: v2 works
-  gpudra mock fault mps.run --code UNKNOWN                           nvidia-cuda-mps-control crashes
-  gpudra mock fault --clear
-"""
-_MIG = """\
-What follows `--` goes to the node's own `nvidia-smi mig`; `on` and `off` set the mode, of one GPU with -i.
-
-  gpudra mock mig -- on -i 0
-  gpudra mock mig -- -i 0 -cgi 9,19:0 -C
-  gpudra mock mig -- -lgi
-"""
-_PROFILES = """\
-Without a name: every profile and what it is. With one: its YAML, which states the source of each section; write it to a
-file, change it, and give the file to `up --profile`. The schema is in native/mock/profiles/README.md.
-"""
-_CAPTURE = """\
-Write a profile of this machine to stdout: what its driver and its bus say, nothing is changed. With --from, of a
-machine that tests/gpu ran on (GPUDRA_CAPTURE=FILE pytest tests/gpu). UUIDs and serial numbers are left out unless you
-ask for them. Read it before you give it away: names of network interfaces are in it.
-"""
 
 
 def run(options: argparse.Namespace) -> int:
