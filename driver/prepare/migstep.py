@@ -79,10 +79,10 @@ class MigStep(StepDefaults):
             if gpu is None or device.admin_access:
                 devices.append(device)
             elif partition is not None and partition.origin is not Origin.FOUND:
-                devices.append(self._planned(device, partition, gpu))
+                devices.append(self._planned(device, partition, gpu, self._first_look(work, device)))
             else:
                 if partition is None and self._is_switched(device, gpu):
-                    self._check_whole(device, gpu)
+                    self._check_whole(device, gpu, self._first_look(work, device))
                 devices.append(device)
         if tuple(devices) != work.record.devices:
             work.record = msgspec.structs.replace(work.record.with_devices(tuple(devices)), boot_id=self._boot_id())
@@ -97,7 +97,7 @@ class MigStep(StepDefaults):
             if gpu is None or device.admin_access:
                 continue
             if partition is None:
-                if self._is_switched(device, gpu) and self._look(device).enabled:
+                if self._is_switched(device, gpu) and self._last_look(work, device).enabled:
                     self._door.switch(device.address, enabled=False)
             elif partition.origin is Origin.MAKING:
                 self._make(work, position, device, partition)
@@ -112,9 +112,8 @@ class MigStep(StepDefaults):
         """Whether there can be something to do: whole GPUs are looked at only where this driver switches their mode."""
         return self._mig is MigSupport.DYNAMIC or any(PARTITION in device.data for device in record.devices)
 
-    def _planned(self, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu) -> DeviceRecord:
+    def _planned(self, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look: Look) -> DeviceRecord:
         """The device as it is to be made; as it is where it stands already."""
-        look = self._look(device)
         there = look.at(partition)
         ours = there is not None and partition.origin in _OURS and _is_ours(device, partition, there)
         if there is not None and ours and _is_whole(device, there):
@@ -130,7 +129,8 @@ class MigStep(StepDefaults):
         )
         return device.with_partition(making, "")
 
-    def _check_room(self, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look: Look) -> None:
+    @staticmethod
+    def _check_room(device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look: Look) -> None:
         if not look.enabled and not gpu.switches_mig_freely:
             raise ClaimError(
                 f"{device.device} cannot be made: MIG mode is off on GPU {device.address}, and this board switches it "
@@ -154,8 +154,8 @@ class MigStep(StepDefaults):
                 Reason.DEVICE_NOT_READY,
             )
 
-    def _check_whole(self, device: DeviceRecord, gpu: Gpu) -> None:
-        look = self._look(device)
+    @staticmethod
+    def _check_whole(device: DeviceRecord, gpu: Gpu, look: Look) -> None:
         if look.enabled and look.instances:
             named = ", ".join(_named(gpu, one) for one in look.instances)
             raise ClaimError(
@@ -167,15 +167,15 @@ class MigStep(StepDefaults):
 
     def _make(self, work: Work, position: int, device: DeviceRecord, partition: PartitionRecord) -> None:
         address = device.address
-        look = self._look(device)
+        look = self._last_look(work, device)
         left = look.at(partition)
         if left is not None:
             self._destroy(device, partition, left)
-        if not look.enabled:
-            self._door.switch(address, enabled=True)
-        self._faults("mode-on")
         place = Placement(partition.placement.start, partition.placement.size)
         try:
+            if not look.enabled:
+                self._door.switch(address, enabled=True)
+            self._faults("mode-on")
             instance = self._door.change(
                 address,
                 f"make {device.device}",
@@ -183,8 +183,7 @@ class MigStep(StepDefaults):
             )
         except ClaimError as error:
             if not isinstance(error.__cause__, NvmlTimeoutError):  # it is known that nothing was made
-                nothing = msgspec.structs.replace(partition, origin=Origin.PLANNED)
-                work.save(_with_device(work.record, position, device.with_partition(nothing, "")))
+                work.save(_with_nothing_made(work.record, position))
             raise
         self._faults("gi-made")
         made = msgspec.structs.replace(partition, origin=Origin.MADE, gpu_instance=instance.id)
@@ -294,6 +293,19 @@ class MigStep(StepDefaults):
     def _look(self, device: DeviceRecord) -> Look:
         return self._door.look(device.address)
 
+    def _first_look(self, work: Work, device: DeviceRecord) -> Look:
+        """For all devices of a claim on one GPU."""
+        key = f"{PARTITION} {device.address}"
+        look = work.seen.get(key)
+        if not isinstance(look, Look):
+            look = work.seen[key] = self._look(device)
+        return look
+
+    def _last_look(self, work: Work, device: DeviceRecord) -> Look:
+        """As when it was checked, once: then something is done to the GPU. Its lock is held from there to here."""
+        look = work.seen.pop(f"{PARTITION} {device.address}", None)
+        return look if isinstance(look, Look) else self._look(device)
+
     def _is_switched(self, device: DeviceRecord, gpu: Gpu) -> bool:
         """Whether a whole GPU of a claim is one whose MIG mode this driver switches."""
         if self._mig is not MigSupport.DYNAMIC or not gpu.switches_mig_freely:
@@ -336,6 +348,17 @@ def _with_device(record: ClaimRecord, position: int, device: DeviceRecord) -> Cl
     devices = list(record.devices)
     devices[position] = device
     return record.with_devices(tuple(devices))
+
+
+def _with_nothing_made(record: ClaimRecord, first: int) -> ClaimRecord:
+    """The record when nothing was made of this device and of those behind it: what stands in their places later on is
+    somebody else's."""
+    for position, device in enumerate(record.devices[first:], first):
+        partition = device.partition
+        if partition is not None and partition.origin is Origin.MAKING:
+            planned = msgspec.structs.replace(partition, origin=Origin.PLANNED)
+            record = _with_device(record, position, device.with_partition(planned, ""))
+    return record
 
 
 def _named(gpu: Gpu, instance: GpuInstance) -> str:

@@ -47,6 +47,8 @@ class Work(msgspec.Struct):
     in the record what they put there when they checked it."""
     spec: bytes | None = None
     """The content of its CDI file; None until it can be known."""
+    seen: dict[str, object] = msgspec.field(default_factory=dict)
+    """What steps found out when they checked, under keys of their own; it dies with the work."""
 
     def save(self, record: ClaimRecord) -> None:
         """Go on with this record, which is on the disk when this returns."""
