@@ -158,6 +158,7 @@ class Agent:
             return 1
         gc.collect()
         gc.freeze()
+        gc.enable()
         stop.wait()
         self._shut_down(parts)
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -204,6 +205,12 @@ def _mock_flags(node: MockNode) -> dict[str, object]:
 
 
 def _serve(settings: Settings) -> int:
+    from kubeletplugin.postponed import postpone_asyncio
+
+    # What is made until the agent serves, stays: a collector that looks through it again and again takes a tenth of the
+    # way there. The agent turns it on when all its parts are started.
+    gc.disable()
+    postpone_asyncio()
     from driver import logs
     from driver.agent import Agent
     from kubeletplugin.operation import operation_id
