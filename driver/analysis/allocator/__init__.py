@@ -4,6 +4,8 @@ from .allocator import Allocator, Outcome, PoolState
 from .claims import Allocated, allocated
 from .features import RELEASES, Features, Rules, UnknownReleaseError, default_features, rules
 from .fields import DocumentError
+from .funnel import Funnel, Group
+from .nodes import SelectorError
 
 __all__ = [
     "RELEASES",
@@ -11,9 +13,12 @@ __all__ = [
     "Allocator",
     "DocumentError",
     "Features",
+    "Funnel",
+    "Group",
     "Outcome",
     "PoolState",
     "Rules",
+    "SelectorError",
     "UnknownReleaseError",
     "allocated",
     "default_features",

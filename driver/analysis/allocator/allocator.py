@@ -12,6 +12,7 @@ from .claims import RESULTS_MAX, Allocated, Claim, Request, allocated
 from .constraints import Tracker, tracker
 from .features import Rules
 from .fields import Document
+from .funnel import Counting, Funnel
 from .model import Device, Slice
 from .nodes import Node, SelectorError, node
 from .pools import Inventory, Pool
@@ -133,6 +134,25 @@ class Allocator:
         wanted = [claim_documents.claim(value, unknown) for value in claims]
         for where in nodes:
             yield self._attempt(node(where), wanted, unknown)
+
+    def funnels(self, where: Document, claims: Sequence[Document]) -> tuple[Funnel, ...]:
+        """For each request and alternative of the claims, how many devices of the node pass each condition.
+
+        Raises:
+            DocumentError: a document cannot be read.
+            SelectorError: a slice or device has a node selector that is not valid.
+        """
+        wanted = [claim_documents.claim(value, []) for value in claims]
+        on = node(where)
+        selection = Selection(self.rules, wanted, self._classes)
+        counting = Counting(self.rules, on, self._inventory.pools(on), self._used, selection)
+        return tuple(
+            counting.count(claim, request, self._classes[request.class_name].selectors)
+            for claim in wanted
+            for _, _, requests in claim.requests
+            for request in requests
+            if request.class_name in self._classes
+        )
 
     def _attempt(self, where: Node, wanted: list[Claim], unknown: list[str]) -> Outcome:
         run = _Run(where, wanted)

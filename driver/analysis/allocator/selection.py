@@ -55,7 +55,7 @@ class Selection:
             return False
         known = self._known.get((key, device.id))
         if known is None:
-            known = self._selected(key, request, device) and self._there(device, where)
+            known = self._selected(key, request, device) and self.there(device, where)
             self._known[key, device.id] = known
         return known
 
@@ -69,7 +69,12 @@ class Selection:
                 return False
         return True
 
-    def _there(self, device: Device, where: Node) -> bool:
+    def there(self, device: Device, where: Node) -> bool:
+        """Whether a device that chooses its own nodes is there for this one.
+
+        Raises:
+            SelectorError: the device's node selector is not valid.
+        """
         if not device.slice.per_device:
             return True
         return node_matches(where, device.node_name, device.all_nodes, device.node_selector)

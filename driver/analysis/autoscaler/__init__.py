@@ -28,7 +28,7 @@ from driver.analysis.autoscaler.karpenter import (
     bound_devices,
     gather_pools,
     initialized,
-    is_seen,
+    owned_by_node,
     refusals,
 )
 from driver.analysis.autoscaler.pools import PoolKey, PoolView, complete_pools, pools
@@ -75,9 +75,9 @@ __all__ = [
     "gather_pools",
     "incomplete_reason",
     "initialized",
-    "is_seen",
     "is_template_candidate",
     "metric_driver",
+    "owned_by_node",
     "pools",
     "pools_ready",
     "refusals",

@@ -30,15 +30,20 @@ class KarpenterPool:
     invalid: bool
 
 
-def is_seen(body: JSON) -> bool:
-    """Whether a slice with ``spec.nodeName`` is tied to its node: by an owner reference of kind Node, and only so."""
+def owned_by_node(body: JSON) -> bool:
+    """Whether a slice counts as its node's: by an owner reference of kind Node, whatever ``spec.nodeName`` says.
+
+    Source: pkg/controllers/provisioning/dra.go, gatherResourceSlices. Slices of a node that is not initialized are left
+    aside, as its instance type's templates count until then; without the owner both count.
+    """
     return any(owner.get("kind") == "Node" for owner in body.get("metadata", {}).get("ownerReferences") or ())
 
 
 def initialized(slices: Iterable[JSON], requested_drivers: Iterable[str]) -> tuple[str, ...]:
     """The drivers for which a new node still waits (DRADriverPoolsNotPublished): those without a complete pool.
 
-    Source: pkg/controllers/nodeclaim/lifecycle/initialization.go.
+    Source: pkg/controllers/nodeclaim/lifecycle/initialization.go; a slice is the node's by its ``spec.nodeName`` or its
+    owner there.
     """
     complete = {view.driver for view in pools(slices).values() if view.complete}
     return tuple(driver for driver in requested_drivers if driver not in complete)

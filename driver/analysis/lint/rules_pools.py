@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from driver.analysis.autoscaler import incomplete_reason, is_seen
+from driver.analysis import autoscaler
+from driver.analysis.autoscaler import incomplete_reason
 from driver.analysis.autoscaler.karpenter import duplicate_names
 from driver.analysis.lint.model import Context, Finding, Severity, device_paths, shown
 
@@ -90,7 +91,7 @@ def owned_by_node(context: Context) -> Iterator[Finding]:
     """A05: only of slices that the API server has stored; before that nobody knows the Node's UID."""
     for document in context.collection.slices:
         stored = document.body.get("metadata", {}).get("uid")
-        if stored and document.body["spec"].get("nodeName") and not is_seen(document.body):
+        if stored and document.body["spec"].get("nodeName") and not autoscaler.owned_by_node(document.body):
             node = document.body["spec"]["nodeName"]
             yield Finding(f"the slice has no owner reference to node {node}", document, "metadata.ownerReferences")
 

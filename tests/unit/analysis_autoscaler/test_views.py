@@ -152,9 +152,9 @@ def test_karpenter_waits_for_a_complete_pool_of_each_driver_that_was_asked_for()
     assert autoscaler.initialized(slices, [dra.DRIVER, "nic.example.com"]) == ("nic.example.com",)
 
 
-def test_karpenter_sees_a_slice_by_its_owner() -> None:
-    assert autoscaler.is_seen(dra.resource_slice())
-    assert not autoscaler.is_seen({"metadata": {"name": "s"}, "spec": {}})
+def test_for_karpenter_a_slice_is_its_nodes_by_the_owner_alone() -> None:
+    assert autoscaler.owned_by_node(dra.resource_slice())
+    assert not autoscaler.owned_by_node({"metadata": {"name": "s"}, "spec": {"nodeName": "node-a"}})
 
 
 @pytest.mark.parametrize(
