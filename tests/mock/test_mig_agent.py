@@ -41,7 +41,7 @@ def running(scene: Scene, devices: int, **flags: object) -> None:
     scene.until(lambda: len(scene.devices()) == devices, f"{devices} devices")
 
 
-def allocate(scene: Scene, name: str, *devices: str) -> None:
+def allocate(scene: Scene, name: str, *devices: str, config: dict[str, Any] | None = None) -> None:
     """A claim that the scheduler has given these devices."""
     requests = [
         {"name": f"r{number}", "exactly": {"deviceClassName": DRIVER, "count": 1}} for number in range(len(devices))
@@ -60,7 +60,9 @@ def allocate(scene: Scene, name: str, *devices: str) -> None:
         for number, device in enumerate(devices)
     ]
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}
-    allocation = {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [term]}}
+    opaque = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": config}}
+    given = {"results": results, **({"config": [opaque]} if config is not None else {})}
+    allocation = {"devices": given, "nodeSelector": {"nodeSelectorTerms": [term]}}
     consumers = [{"resource": "pods", "name": name, "uid": f"pod-{name}"}]
     scene.client.update(
         f"{CLAIMS}/{name}/status", {**claim, "status": {"allocation": allocation, "reservedFor": consumers}}
@@ -193,3 +195,37 @@ def test_static_partitions_are_seen_as_they_come_and_go(scene: Scene) -> None:
     scene.node.nvidia_smi("mig", "-i", address, "-dgi")
     scene.node.nvidia_smi("-i", address, "-mig", "0")
     scene.until(lambda: len(scene.devices()) == 2, "whole GPUs again")
+
+
+def test_mps_runs_in_a_partition_that_is_made_for_the_claim_and_ends_with_it(scene: Scene) -> None:
+    running(scene, 62, mps_dir=scene.folder / "mps")
+    device = Counted.of_slices(scene.slices()).first(profile="2g.48gb")
+    assert device is not None
+    config = {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "MigDeviceConfig",
+        "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}},
+    }
+    allocate(scene, "shared", device, config=config)
+    scene.prepare("shared")
+    (spec,) = scene.specs()
+    written = spec.read_text()
+    assert "CUDA_MPS_PIPE_DIRECTORY" in written
+    assert "/dev/nvidia-caps/" in written
+    (folder,) = (scene.folder / "mps").iterdir()
+    assert str(folder) in written
+    scene.unprepare("shared")
+    assert (standing(scene), scene.specs(), list((scene.folder / "mps").iterdir())) == ([], [], [])
+
+
+def test_a_sick_gpu_taints_every_partition_of_it_and_no_other(scene: Scene) -> None:
+    running(scene, 62)
+    sick = scene.node.profile.gpus[0].address
+    scene.node.xid(sick, 79)
+
+    def tainted() -> set[str]:
+        return {device["name"] for device in scene.devices() if device.get("taints")}
+
+    name = f"gpu-{sick.replace(':', '-').replace('.', '-')}"
+    scene.until(lambda: len(tainted()) == 31, "the taints of one GPU and all its parts")
+    assert all(device == name or device.startswith(f"{name}-mig-") for device in tainted())
