@@ -70,8 +70,8 @@ RULES: Final[tuple[Rule, ...]] = (
         "owned-by-node",
         _W,
         "A slice of a node has the Node as an owner.",
-        "Karpenter leaves the slices of a node that is coming up aside, as it counts its instance type's templates until "
-        "then; without the owner it counts the devices twice. And slices that nobody owns outlive their node.",
+        "Karpenter leaves the slices of a node that is coming up aside, as it counts its templates until then; without "
+        "the owner it counts the devices twice. And slices that nobody owns outlive their node.",
         "Set metadata.ownerReferences to the Node, with its UID.",
         _KARPENTER + "pkg/controllers/provisioning/dra.go",
         (KARPENTER,),
