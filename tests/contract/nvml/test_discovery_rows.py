@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from driver.health.findings import CAUSES
+from driver.health.verdicts import TAINTS
 from driver.model import GpuState, NodeInventory
 from driver.node import NodePaths, NodeReader
 from driver.publish.pool import build_pool, slice_objects
@@ -138,3 +140,18 @@ def test_a_gpu_that_vfio_holds_is_none_of_nvmls(own: Callable[[str], MockNode]) 
     states = {str(gpu.address): (gpu.state, gpu.driver) for gpu in found.gpus}
     assert states.pop(held.address) == (GpuState.UNBOUND, "vfio-pci")
     assert set(states.values()) == {(GpuState.READY, "nvidia")}
+
+
+@pytest.mark.bug("B08")
+@pytest.mark.parametrize("key", TAINTS)
+def test_every_taint_is_one_that_the_api_takes_whatever_its_cause(key: str, dgx: MockNode) -> None:
+    found = inventory(dgx)
+    values = ["", "18446744073709551615", *CAUSES]  # an XID is the longest number that NVML can report
+    for start in range(0, len(values), len(found.gpus)):
+        some = dict(zip((gpu.name for gpu in found.gpus), values[start:], strict=False))
+        chosen = {name: [{"key": key, "value": value, "effect": "NoExecute"}] for name, value in some.items()}
+        pool = build_pool(found, node_name="worker-1", driver_name="gpu.nvidia.com", taints=chosen)
+        documents = slice_objects(pool, node_name="worker-1", driver_name="gpu.nvidia.com")
+        assert [fault for document in documents for fault in validate_slice(document["spec"])] == []
+        tainted = [device for document in documents for device in document["spec"]["devices"] if device.get("taints")]
+        assert {device["name"]: device["taints"][0]["value"] for device in tainted} == some
