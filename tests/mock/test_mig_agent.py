@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
+from kubeletplugin.testing.gates import DEFAULT_GATES
 from native.mock import MockNode
 from tests.support.agents import CLAIMS, DRIVER, NODE, POOL, Scene
 from tests.support.countered import Counted
@@ -229,3 +230,16 @@ def test_a_sick_gpu_taints_every_partition_of_it_and_no_other(scene: Scene) -> N
     name = f"gpu-{sick.replace(':', '-').replace('.', '-')}"
     scene.until(lambda: len(tainted()) == 31, "the taints of one GPU and all its parts")
     assert all(device == name or device.startswith(f"{name}-mig-") for device in tainted())
+
+
+@pytest.mark.bug("B35")
+@pytest.mark.bug("B32")
+def test_on_a_server_without_counters_no_partition_is_published_and_nothing_is_dropped(scene: Scene) -> None:
+    scene.server.registry.gates = DEFAULT_GATES - {"DRAPartitionableDevices"}
+    running(scene, 2)
+    assert scene.logged("does not keep counters")
+    assert not scene.logged("the API server dropped")
+    assert [device["attributes"]["type"] for device in scene.devices()] == [{"string": "gpu"}] * 2
+    allocate(scene, "whole", scene.devices()[0]["name"])
+    scene.prepare("whole")
+    scene.unprepare("whole")
