@@ -325,7 +325,7 @@ class Agent:
             if view.unavailable is not None:
                 taint: api.JSON = {"key": DRIVER_TAINT, "effect": "NoSchedule"}
                 taints = {gpu.name: [*taints.get(gpu.name, ()), taint] for gpu in inventory.gpus}
-            if self._mig is MigSupport.DYNAMIC:
+            if self._mig is MigSupport.DYNAMIC or self._settings.passthrough_devices:
                 self._plugin.publish(lambda features: self._pool(inventory, taints, counters=features.partitionable))
             else:
                 self._plugin.publish(self._pool(inventory, taints))

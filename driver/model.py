@@ -221,7 +221,7 @@ class MigPartition:
 
 @dataclass(frozen=True, slots=True)
 class Passthrough:
-    """A GPU is offered to virtual machines, and to nobody else."""
+    """A GPU is offered to virtual machines."""
 
     product_name: str | None = None
     """As NVML told it when it last saw the GPU: a bound one is none of its."""
@@ -294,7 +294,7 @@ class Gpu:
     shares: int | None = None
     """In how many shares it is offered to several claims at the same time; None: to one claim."""
     passthrough: Passthrough | None = None
-    """Not None: it is offered as a device of the type ``vfio``, whatever driver it has now."""
+    """Not None: it is offered as a device of the type ``vfio`` too, whatever driver it has now."""
 
     @property
     def name(self) -> str:
@@ -380,9 +380,8 @@ class NodeInventory:
         return next((gpu for gpu in self.gpus if gpu.name == name), None)
 
     def at(self, address: str) -> Gpu | None:
-        """The GPU at this PCI address, if the node has it. ValueError: it is none."""
-        wanted = PciAddress.parse(address)
-        return next((gpu for gpu in self.gpus if gpu.address == wanted), None)
+        """The GPU at this PCI address (the kernel's spelling), if the node has it."""
+        return next((gpu for gpu in self.gpus if str(gpu.address) == address), None)
 
 
 @dataclass(frozen=True, slots=True)

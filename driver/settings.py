@@ -92,7 +92,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     held_gpus: str = "offer"
     """offer or withhold: GPUs that processes of the host use while no claim has them."""
     passthrough_devices: str = ""
-    """The GPUs that are offered to virtual machines, and to nobody else (VFIO): selectors."""
+    """The GPUs that are offered to virtual machines too (VFIO; where the API server keeps no counters, to nobody else):
+    selectors."""
     shares: str = ""
     """GPUs in shares (consumable capacity): a JSON object, selector -> number of shares."""
     sharing: str = "TimeSlicing,MPS"
@@ -203,8 +204,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"evict {self.evict!r} is none of never, fatal, device")
 
     def _check_news(self) -> None:
-        if 0 < self.journal_bytes < 64 * 1024:
-            raise SettingsError(f"journalBytes {self.journal_bytes} is too little: at least 65536, or 0 for no journal")
+        if 0 < self.journal_bytes < 1 << 20:
+            raise SettingsError(
+                f"journalBytes {self.journal_bytes} is too little: at least 1048576, or 0 for no journal"
+            )
         if self.metadata_versions:
             from kubeletplugin.devicemetadata import KNOWN_VERSIONS
 

@@ -86,8 +86,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "allow_devices": "GPUs that are offered, separated by commas: UUIDs, PCI addresses, model=NVIDIA A100*, "
         "index=3 (default: all)",
         "deny_devices": "GPUs that are not offered, in the same words (default: none)",
-        "passthrough_devices": "GPUs that are offered to virtual machines alone (VFIO), in the same words (default: "
-        "none)",
+        "passthrough_devices": "GPUs that are offered to virtual machines too (VFIO), and to nobody else where the API "
+        "server keeps no counters, in the same words (default: none)",
         "display_gpus": "offer or withhold GPUs that a monitor is connected to (default: offer)",
         "held_gpus": "offer or withhold GPUs that processes of the host use while no claim has them (default: offer)",
         "shares": 'GPUs that several claims may have shares of, and how many, as {"model=NVIDIA L4*": 4, "index=7": 2} '

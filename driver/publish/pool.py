@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from driver.model import MigSupport, NodeInventory
+from driver.model import GpuState, MigSupport, NodeInventory
 from driver.publish.attributes import ATTRIBUTES, Attribute, Missing, Value
 from driver.publish.counters import MAX_SETS_PER_SLICE, WHOLE, counter_set, set_name, totals
 from driver.publish.devices import Tables, device_document, is_missing, mig_keys, part_devices, tainted, uniform_keys
@@ -81,7 +81,8 @@ def build_pool(
         mig: what is done with MIG.
         order: whether one GPU is filled before the next one, or all at the same time.
         counters: whether the API server keeps counters (feature gate DRAPartitionableDevices, 1.36). Without them
-            partitions that are still to be made are not published: nothing would keep them apart.
+            partitions that are still to be made are not published, and GPUs for virtual machines for those alone:
+            nothing would keep them apart.
 
     Raises:
         ValueError: a name that the API would refuse, or more taints on a device than it allows.
@@ -90,7 +91,8 @@ def build_pool(
     if mig is MigSupport.DYNAMIC and not counters:
         mig = MigSupport.STATIC
     passed = [gpu for gpu in inventory.gpus if gpu.passthrough is not None]
-    offers = [offer_of(gpu, mig) for gpu in inventory.gpus if gpu.passthrough is None]
+    twins = [gpu for gpu in passed if gpu.state is GpuState.READY] if counters and _countable(inventory) else []
+    offers = [offer_of(gpu, mig) for gpu in inventory.gpus if gpu.passthrough is None or gpu in twins]
     withheld = [Withheld(offer.gpu.name, offer.reason) for offer in offers if offer.reason is not None]
     offers = [offer for offer in offers if offer.reason is None]
     values = {offer.gpu.name: _values(inventory, offer) for offer in offers}
@@ -98,7 +100,7 @@ def build_pool(
     for gpu_name, reason in _incomplete(whole, ATTRIBUTES):
         del whole[gpu_name]
         withheld.append(Withheld(gpu_name, reason))
-    counted = mig is MigSupport.DYNAMIC and any(offer.possible for offer in offers)
+    counted = bool(twins) or (mig is MigSupport.DYNAMIC and any(offer.possible for offer in offers))
     tables = Tables(uniform_keys(whole.values()), mig_keys(offers, values), counted, taints or {})
     groups = [
         [*part_devices(offer, values[offer.gpu.name], tables)]
@@ -108,9 +110,12 @@ def build_pool(
     sets = [counter_set(offer.gpu, divided=offer.divided) for offer in offers] if counted else []
     virtual = vfio_devices(passed, taints or {})
     if counted:  # devices with counters and devices without never stand in one pool
-        sets += [counter_set(gpu, divided=False) for gpu in passed]
+        known = {made["name"]: made["counters"] for made in sets}
         for gpu, device in zip(passed, virtual, strict=True):
-            device["consumesCounters"] = [{"counterSet": set_name(gpu), "counters": {WHOLE: {"value": "1"}}}]
+            if set_name(gpu) not in known:
+                sets.append(counter_set(gpu, divided=False))
+            consumed = known.get(set_name(gpu), {WHOLE: {"value": "1"}})
+            device["consumesCounters"] = [{"counterSet": set_name(gpu), "counters": consumed}]
     groups += [[device] for device in virtual]
     return PoolDocument(
         name,
@@ -222,6 +227,11 @@ def _incomplete(
                     f"offering it would hide {row.id} of all of them ({row.derivation})"
                 )
     return tuple(found.items())
+
+
+def _countable(inventory: NodeInventory) -> bool:
+    """Whether there can be counters for all devices: of a divided GPU, only where its profiles are known."""
+    return all(gpu.mig_profiles or not gpu.partitions for gpu in inventory.gpus)
 
 
 def _whole_device(offer: Offer, values: Mapping[str, Value | None], tables: Tables) -> JSON:

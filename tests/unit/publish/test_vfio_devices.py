@@ -12,6 +12,7 @@ from driver.model import (
     Gpu,
     GpuState,
     MigMode,
+    MigPartition,
     MigProfile,
     MigSupport,
     NodeInventory,
@@ -84,6 +85,37 @@ def test_a_key_that_one_lacks_none_has(gpu: Make, node: Node, passed: Gpu) -> No
 def test_an_address_of_a_long_domain_is_no_bus_id(node: Node, passed: Gpu) -> None:
     (device,) = build(node(replace(passed, address=PciAddress(0x10000, 1, 0, 0)))).devices
     assert "resource.kubernetes.io/pciBusID" not in device["attributes"]
+
+
+def test_where_counters_are_kept_it_is_offered_both_ways_and_never_twice(node: Node, passed: Gpu, gpu: Make) -> None:
+    pool = build(node(passed, gpu(1)), counters=True)
+    both = {device["name"]: device["consumesCounters"][0] for device in pool.devices}
+    assert list(both) == ["gpu-0000-10-00-0", "gpu-0000-11-00-0", "gpu-0000-10-00-0-vfio"]
+    assert both["gpu-0000-10-00-0"] == both["gpu-0000-10-00-0-vfio"]
+    (sets,) = pool.counters
+    assert len(sets) == 2
+    assert {made["name"]: made["counters"] for made in sets}[both["gpu-0000-10-00-0"]["counterSet"]] == (
+        both["gpu-0000-10-00-0"]["counters"]
+    )
+
+
+def test_while_a_machine_has_it_only_that_is_published(node: Node, passed: Gpu, gpu: Make) -> None:
+    pool = build(node(replace(passed, **BOUND), gpu(1)), counters=True)
+    assert [device["name"] for device in pool.devices] == ["gpu-0000-11-00-0", "gpu-0000-10-00-0-vfio"]
+    assert pool.withheld == ()
+
+
+def test_without_passthrough_counters_change_nothing(node: Node, gpu: Make) -> None:
+    assert build(node(gpu(0)), counters=True) == build(node(gpu(0)))
+
+
+def test_beside_a_gpu_that_cannot_be_counted_it_is_for_machines_alone(node: Node, passed: Gpu, gpu: Make) -> None:
+    """Somebody divided a GPU whose profiles are not known: its partitions have no counters, so nothing may have."""
+    partition = MigPartition("MIG-1", 1, 0, 19, "1g.10gb", Placement(0, 1), memory_bytes=10 << 30)
+    divided = gpu(1, mig=MigMode(True, True), partitions=(partition,))
+    names = [device["name"] for device in build(node(passed, divided), counters=True).devices]
+    assert "gpu-0000-10-00-0" not in names
+    assert "gpu-0000-10-00-0-vfio" in names
 
 
 def test_beside_devices_with_counters_it_has_one_too(node: Node, passed: Gpu, gpu: Make) -> None:
