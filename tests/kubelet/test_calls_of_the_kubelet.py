@@ -285,4 +285,4 @@ def test_init_and_other_containers_of_two_pods_share_a_claim(driver: Driver, nam
         shown += [environment(namespace, pod, container) for container in ("init", "a", "b")]
     (device,) = namespace.allocated("shared")
     assert shown == [{"claim_shared_gpu": "true", f"device_{device}": "true"}] * 6
-    assert driver.handler.count(PREPARE) == 1
+    assert driver.prepared_names() == [device]
