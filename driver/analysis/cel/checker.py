@@ -29,7 +29,7 @@ class Checker:
     """Types one expression; ``chosen`` holds the overloads a call may mean, ``names`` the full names of functions."""
 
     def __init__(self, source: str, environment: Environment) -> None:
-        self._source = source
+        self.source = source
         self._environment = environment
         self._types = Substitution()
         self._scopes: list[dict[str, Type]] = [{"device": DEVICE}]
@@ -46,7 +46,7 @@ class Checker:
         return self._types.settled(self._type(tree))
 
     def _error(self, node: Node, message: str) -> CompileError:
-        return CompileError(message, self._source, node.position)
+        return CompileError(message, self.source, node.position)
 
     def _type(self, node: Node) -> Type:
         if isinstance(node, Literal):
@@ -119,13 +119,13 @@ class Checker:
         before = qualified(node.target)
         whole = f"{before}.{node.function}" if before else ""
         if whole in self._environment.unsupported:
-            raise UnsupportedError(f"the function {whole} is not supported", self._source, node.position)
+            raise UnsupportedError(f"the function {whole} is not supported", self.source, node.position)
         return whole if whole in self._environment.functions else node.function
 
     def _resolve(self, node: Call, name: str, member: bool, args: list[Type]) -> Type:
         candidates = [each for each in self._environment.functions.get(name, ()) if each.member == member]
         if name in self._environment.unsupported:
-            raise UnsupportedError(f"the function {name} is not supported", self._source, node.position)
+            raise UnsupportedError(f"the function {name} is not supported", self.source, node.position)
         if not candidates and name not in self._environment.functions:
             raise self._error(node, f"undeclared reference to '{name}' (in container '')")
         found: list[Overload] = []

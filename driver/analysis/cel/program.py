@@ -10,8 +10,9 @@ from ..quantity import Quantity
 from .checker import Checker
 from .environment import COST_LIMIT, Environment, environment
 from .errors import CompileError, EvaluationError
+from .frame import Frame, Step
 from .parser import parse
-from .planner import Frame, Planner, Step
+from .planner import Planner
 from .types import Type
 from .values import DomainMap, semver, type_name
 
@@ -96,7 +97,7 @@ def _compile(expression: str, where: Environment) -> tuple[Step, Type]:
         tree = parse(expression, quoted=where.release >= 37)
         checker = Checker(expression, where)
         type_ = checker.check(tree)
-        return Planner(checker, where).plan(tree), type_
+        return Planner(checker).plan(tree), type_
     except RecursionError as error:
         raise CompileError("the expression is nested too deeply", expression) from error
 
