@@ -42,6 +42,7 @@ examples:
 
 _DEFAULT_THRESHOLD = "warning"
 _NEVER = "never"
+_SHOWN = 20
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,6 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=f"the least severity that makes the exit code 1 (default: {_DEFAULT_THRESHOLD})",
     )
     parser.add_argument("--brief", action="store_true", help="text without why and remedy")
+    parser.add_argument("--all", action="store_true", help=f"text with more than {_SHOWN} findings of a rule")
     parser.add_argument("--list", action="store_true", help="print the rules and exit")
     parser.add_argument("--group-label", metavar="KEY", help="node label that tells node groups apart")
     parser.add_argument(
@@ -143,7 +145,7 @@ def _print(report: Report, args: argparse.Namespace) -> None:
     from driver.analysis.lint import as_json, sarif, text
 
     if args.output == "text":
-        for line in text(report, explain=not args.brief):
+        for line in text(report, explain=not args.brief, limit=None if args.all else _SHOWN):
             print(line)
         return
     document = as_json(report) if args.output == "json" else sarif(report, version=metadata.version("gpudra"))

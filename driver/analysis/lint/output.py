@@ -18,13 +18,23 @@ SARIF_SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/o
 _UNREADABLE: Final = "unreadable"
 
 
-def text(report: Report, *, explain: bool = True) -> Iterator[str]:
-    """Lines; each finding with its rule, and with ``explain`` once per rule why it matters and what to do."""
+def text(report: Report, *, explain: bool = True, limit: int | None = None) -> Iterator[str]:
+    """Lines; each finding with its rule, and with ``explain`` once per rule why it matters and what to do.
+
+    Args:
+        report: what came out.
+        explain: whether reasons and remedies are wanted.
+        limit: how many findings of one rule are printed; a fault of a driver is there once for each of its nodes.
+    """
     for problem in report.problems:
         yield f"unreadable: {problem}"
     told: set[str] = set()
+    counts: Counter[str] = Counter()
     for entry in report.found:
         finding, rule = entry.finding, entry.rule
+        counts[rule.id] += 1
+        if limit is not None and counts[rule.id] > limit:
+            continue
         where = ": ".join(part for part in (_label(finding.document), finding.path) if part)
         yield f"{entry.severity.value} {rule.id} {rule.name}: {finding.message}"
         if where:
@@ -34,6 +44,9 @@ def text(report: Report, *, explain: bool = True) -> Iterator[str]:
             yield f"    why: {rule.why}"
             yield f"    remedy: {rule.remedy}"
             yield f"    see: {rule.link}"
+    for name, count in counts.items():
+        if limit is not None and count > limit:
+            yield f"{name}: {count - limit} more like these"
     yield summary(report)
 
 

@@ -69,6 +69,17 @@ def test_a_document_that_cannot_be_read_makes_the_code_2_and_the_rest_is_looked_
     assert [finding["id"] for finding in printed["findings"]] == ["A08"]
 
 
+@pytest.mark.parametrize(("flags", "shown"), [([], 20), (["--all"], 25)])
+def test_many_findings_of_a_rule_are_shown_when_they_are_asked_for(
+    flags: list[str], shown: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slices = [dra.resource_slice(dra.device("gpu-0", taints=[dra.taint()]), node=f"node-{n}") for n in range(25)]
+
+    assert main(["lint", write(tmp_path, *slices), "--brief", *flags]) == 1
+
+    assert capsys.readouterr().out.count("warning A08") == shown
+
+
 def test_rules_can_be_selected_and_ignored(tmp_path: Path) -> None:
     file = write(tmp_path, SICK)
 

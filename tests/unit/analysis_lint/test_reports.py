@@ -49,6 +49,18 @@ def test_the_brief_text_has_neither_reason_nor_remedy(report: Report) -> None:
     assert not any(line.startswith("    why: ") for line in text(report, explain=False))
 
 
+def test_of_a_fault_on_many_nodes_the_first_are_shown_and_the_rest_is_counted() -> None:
+    slices = [dra.resource_slice(dra.device("gpu-0", taints=[dra.taint()]), node=f"node-{n}") for n in range(30)]
+    report = lint(dra.collection(*slices))
+
+    short, whole = list(text(report, limit=20)), list(text(report))
+
+    assert sum(line.startswith("warning A08") for line in short) == 20
+    assert short[-2] == "A08: 10 more like these"
+    assert sum(line.startswith("warning A08") for line in whole) == 30
+    assert short[-1] == whole[-1]
+
+
 def test_a_report_without_findings_says_so() -> None:
     assert list(text(lint(Collection()))) == [f"0 documents, {len(RULES)} rules: nothing found"]
 

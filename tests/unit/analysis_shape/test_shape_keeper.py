@@ -6,12 +6,14 @@ import json
 import logging
 import queue
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from driver.inventory import build_inventory
 from driver.publish import PoolDocument, Withheld, build_pool
+from driver.settings import Settings
 from driver.shapekeeper import ShapeKeeper
 from kubeletplugin.client import ApiError, ApiUnreachableError
 from tests.support.nodes import address, host, nvml, nvml_gpu, pci_gpu
@@ -143,3 +145,21 @@ def test_after_the_end_nothing_is_written(client: FakeClient, keeper: Callable[.
     shapes.close()
 
     assert client.created.empty()
+
+
+@pytest.mark.parametrize(("namespace", "kept"), [("", False), ("gpudra-system", True)])
+def test_the_agent_keeps_a_shape_only_where_a_namespace_is_set(namespace: str, kept: bool, tmp_path: Path) -> None:
+    from driver.agent import Agent
+
+    settings = Settings(
+        node_name="node-a",
+        api_server="http://127.0.0.1:1",
+        plugins_dir=str(tmp_path / "plugins"),
+        registry_dir=str(tmp_path / "registry"),
+        cdi_dir=str(tmp_path / "cdi"),
+        shape_namespace=namespace,
+    )
+
+    agent = Agent(settings)
+
+    assert (agent._shapes is not None) is kept
