@@ -198,3 +198,41 @@ def test_where_it_is_not_offered_it_is_refused_but_what_was_begun_is_undone(node
     assert "turned off on this node" in str(refusal(later, claim("u2", vfio())))
     assert later.unprepare([ref("u1")]) == {"u1": None}
     assert node.driver() == "nvidia"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed_at(node: PassthroughNode, wanted: str, action: Callable[[], object]) -> None:
+    def pass_point(point: str) -> None:
+        if point == wanted:
+            raise Killed
+
+    node.faults = pass_point
+    with pytest.raises(Killed):
+        action()
+    node.faults = lambda _point: None
+
+
+@pytest.mark.parametrize("point", ["p1", "p2", "s4", "p3", "p4", "p5"])
+def test_killed_in_prepare_it_is_finished_or_given_back(node: PassthroughNode, point: str) -> None:
+    killed_at(node, point, lambda: node.start().prepare({"u1": claim("u1", vfio())}))
+    later = node.start()
+    later.recover()
+    if not later.prepared():
+        assert (node.driver(), node.driver(AUDIO)) == ("nvidia", "snd_hda_intel")
+    prepare(later, claim("u1", vfio()))
+    assert later.unprepare([ref("u1")]) == {"u1": None}
+    assert (node.driver(), node.driver(AUDIO)) == ("nvidia", "snd_hda_intel")
+
+
+@pytest.mark.parametrize("point", ["u1", "v4", "u3", "u2", "u4"])
+def test_killed_in_unprepare_it_is_given_back(node: PassthroughNode, point: str) -> None:
+    prepare(node.start(), claim("u1", vfio()))
+    node.hide()
+    killed_at(node, point, lambda: node.start().unprepare([ref("u1")]))
+    later = node.start()
+    later.recover()
+    assert later.prepared() == ()
+    assert (node.driver(), node.driver(AUDIO)) == ("nvidia", "snd_hda_intel")
