@@ -243,18 +243,21 @@ class Preparer:
     def _run(self, jobs: Sequence[Job], answers: Answers) -> None:
         """Intent, steps, result; the writes of the checkpoint are shared by all jobs."""
         ready: list[Job] = []
+        changes: dict[str, ClaimRecord | None] = {}
         for job in jobs:
+            uid = job.record.ref.uid
             try:
-                self._clear(job)
+                if self._clear(job):
+                    changes[uid] = None  # nothing is left of what the record says
                 # Claims of this call may share a device: each is held to those before it, which no record shows yet.
                 job.work.others = [*job.work.others, *(other.record for other in ready)]
                 self._shop.check(job.work)
                 ready.append(job)
             except ClaimError as error:
-                answers[job.record.ref.uid] = error
+                answers[uid] = error
         intents = (job.record for job in ready if not job.again or unfinished(job.record))
         try:
-            self._session.commit({record.ref.uid: record for record in intents})
+            self._session.commit({**changes, **{record.ref.uid: record for record in intents}})
         except ClaimError as error:
             answers.update({job.record.ref.uid: error for job in ready})
             return
@@ -271,15 +274,22 @@ class Preparer:
                     results[uid] = None
         self._finish(ready, results, answers)
 
-    def _clear(self, job: Job) -> None:
-        """Undo what the claim holds from an interrupted or another allocation before it is prepared anew."""
-        if job.stored is not None and not job.again:
-            self._shop.undo(job.stored)
+    def _clear(self, job: Job) -> bool:
+        """Undo what the claim holds from an interrupted or another allocation before it is prepared anew.
+
+        Returns:
+            Whether there was something. ClaimError: it could not be undone.
+        """
+        if job.stored is None or job.again:
+            return False
+        self._shop.undo(job.stored)
+        return True
 
     def _finish(self, jobs: Sequence[Job], results: Mapping[str, ClaimRecord | None], answers: Answers) -> None:
         done = {uid: record for uid, record in results.items() if record is not None}
         try:
-            self._session.commit(results)
+            # Not synced: after a loss of power the intent is found, which is undone, and the kubelet prepares all anew.
+            self._session.commit(results, sync=False)
         except ClaimError as error:
             for job in jobs:
                 if job.record.ref.uid in done:
@@ -333,7 +343,9 @@ class Preparer:
                 for uid, record in known.items()
                 if record.phase is not Phase.UNPREPARING
             }
-            self._session.commit(intents, frees=True)
+            # Not synced: where it is lost with the power, nothing was answered and the kubelet asks again. What is
+            # answered below is synced, for a claim that was unprepared is never asked about again.
+            self._session.commit(intents, frees=True, sync=False)
             self._faults("u1")
             for uid, record in known.items():
                 try:
