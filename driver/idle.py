@@ -8,15 +8,14 @@ is found in use sooner or later, one that never does is not. Without a reading n
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from driver import statefile
 from driver.metrics import Metrics
 from driver.prepare import ClaimRecord, ClaimRef
 from native.nvml.healthtypes import GpuHealth
@@ -143,14 +142,8 @@ class IdleBook:
             return
         self._saved = now
         data = msgspec.json.encode(Stored(1, self._boot_id, self._wall(), list(self.uses())))
-        temporary = self._path.with_name(f"{FILE_NAME}.tmp")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            temporary.replace(self._path)
+            statefile.write(self._path, data, sync=False)
         except OSError as error:
             if str(error) != self._problem:
                 log.warning("%s cannot be written: %s; gpudra idle does not see what is new", self._path, error)
@@ -171,9 +164,7 @@ def tell_metrics(metrics: Metrics, uses: Sequence[Use]) -> None:
 def read_book(path: Path) -> Stored | None:
     """The stored book; None where there is none that can be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            stored = msgspec.json.decode(file.read(_MAX_BYTES), type=Stored)
+        stored = msgspec.json.decode(statefile.read(path, _MAX_BYTES), type=Stored)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

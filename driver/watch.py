@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from driver.health import findings
 from driver.health.keeper import Keeper, Policy
 from driver.health.monitor import Heard, Look, Monitor
-from driver.health.remembered import Remembered
+from driver.health.remembered import Album, Remembered
 from driver.health.store import HealthStore
 from driver.health.verdicts import TAINTS, Status, TaintPolicy, Target, Verdict, taints, verdicts
 from driver.health.xids import Severity
@@ -95,6 +95,9 @@ class HealthWatch:
         self._store = HealthStore(settings.state_dir)
         self._store.load(self.keeper)
         self._remembered = Remembered(self._is_held)
+        self._album = Album(settings.state_dir, boot_id)
+        if (whole := self._album.load()) is not None:
+            self._remembered.go_on(whole)
         self._lock = threading.Lock()
         self._names: tuple[str, ...] = ()
         self._inventory: NodeInventory | None = None
@@ -107,8 +110,11 @@ class HealthWatch:
     def shown(self, inventory: NodeInventory) -> NodeInventory:
         """The inventory as it is to be published: the sick among what they were."""
         with self._lock:
-            self._inventory = self._remembered.view(inventory)
-            return self._inventory
+            self._inventory = shown = self._remembered.view(inventory)
+            whole = self._remembered.whole
+        if whole is not None:
+            self._album.keep(whole)
+        return shown
 
     def taints(self) -> dict[str, list[api.JSON]]:
         """Device name -> taints."""
@@ -312,7 +318,7 @@ class Watching:
         self._watcher.watch(addresses)
 
     def _registered(self, state: WatchState) -> None:
-        if state.problem is None:
+        if state.problem is None and state.registered:
             log.info("the GPUs' events are watched", extra={"gpus": len(state.registered)})
         self._monitor.request()
 

@@ -7,12 +7,21 @@ left the bus as well, for as long as a claim holds it and some time beyond.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
+
+from driver import statefile
 from driver.model import Gpu, GpuState, NodeInventory, PciAddress
 
+log = logging.getLogger(__name__)
+
+ALBUM = "node.json"
+_MAX_BYTES = 16 * 1024 * 1024
 KEEP_SECONDS = 600.0
 """For which a GPU that has left the bus is shown although no claim holds it."""
 
@@ -30,6 +39,16 @@ class Remembered:
         self._well: dict[PciAddress, Gpu] = {}
         self._gone_since: dict[PciAddress, float] = {}
         self._whole: NodeInventory | None = None
+
+    @property
+    def whole(self) -> NodeInventory | None:
+        """The newest reading in which every GPU was well."""
+        return self._whole
+
+    def go_on(self, whole: NodeInventory) -> None:
+        """Take up what an earlier agent saw in this boot."""
+        self._whole = whole
+        self._well = {gpu.address: gpu for gpu in whole.gpus}
 
     def view(self, inventory: NodeInventory) -> NodeInventory:
         """The inventory with its sick and vanished GPUs as they were when they were well."""
@@ -69,3 +88,50 @@ class Remembered:
         groups = {gpu.address: gpu.nvlink_group for gpu in whole.gpus}
         gpus = tuple(replace(gpu, nvlink_group=groups[gpu.address]) for gpu in inventory.gpus)
         return replace(inventory, gpus=gpus, nvlink_groups=whole.nvlink_groups)
+
+
+class Album:
+    """The newest reading in which every GPU was well, in a file: so that a restart of the agent withdraws no sick GPU.
+
+    A file that cannot be used costs just that.
+
+    Args:
+        folder: the agent's own.
+        boot_id: of the running system; readings of other boots are not taken up.
+    """
+
+    def __init__(self, folder: Path, boot_id: str | None) -> None:
+        self._path = folder / ALBUM
+        self._boot_id = boot_id
+        self._kept: object = None
+        self._problem: str | None = None
+
+    def load(self) -> NodeInventory | None:
+        """What was kept in this boot."""
+        try:
+            stored = msgspec.json.decode(statefile.read(self._path, _MAX_BYTES), type=_Stored)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            log.warning("%s cannot be used: %s; GPUs that are sick now are not shown as they were", self._path, error)
+            return None
+        return stored.node if stored.boot is not None and stored.boot == self._boot_id else None
+
+    def keep(self, node: NodeInventory) -> None:
+        """Write it, if GPUs or the driver are others than at the last time."""
+        essence = node.driver_version, tuple((gpu.address, gpu.uuid, gpu.mig) for gpu in node.gpus)
+        if essence == self._kept:
+            return
+        try:
+            statefile.write(self._path, msgspec.json.encode(_Stored(self._boot_id, node)), sync=False)
+        except OSError as error:
+            if str(error) != self._problem:
+                log.warning("%s cannot be written: %s", self._path, error)
+            self._problem = str(error)
+            return
+        self._kept, self._problem = essence, None
+
+
+class _Stored(msgspec.Struct):
+    boot: str | None
+    node: NodeInventory

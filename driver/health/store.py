@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from driver import statefile
 from driver.health.keeper import Keeper
 
 log = logging.getLogger(__name__)
@@ -36,9 +35,7 @@ class HealthStore:
     def load(self, keeper: Keeper) -> None:
         """Let the keeper go on from the file."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                keeper.load(file.read(_MAX_BYTES))
+            keeper.load(statefile.read(self._path, _MAX_BYTES))
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -50,16 +47,8 @@ class HealthStore:
         if essence == self._last and (not essence or self._clock() - self._written_at < PACE_SECONDS):
             return
         data = keeper.dump()
-        temporary = self._path.with_name(f"{FILE_NAME}.tmp")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fdatasync(descriptor)
-            temporary.replace(self._path)
+            statefile.write(self._path, data, sync=True)
         except OSError as error:
             if str(error) != self._problem:
                 log.warning("%s cannot be written: %s; taints would not outlive the agent", self._path, error)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from driver.journal.records import MAX_LINE_BYTES, LineError, Record, decode
+from driver.journal.records import MAX_STATE_BYTES, LineError, Record, decode
 from driver.journal.ring import first_seq
 
 _CHUNK = 1 << 16
@@ -139,7 +139,7 @@ class _Walk:
     def _rest_of_file(self) -> Iterator[Entry]:
         while self._file >= 0 and (chunk := os.read(self._file, _CHUNK)):
             *lines, self._pending = (self._pending + chunk).split(b"\n")
-            if len(self._pending) > 2 * MAX_LINE_BYTES:
+            if len(self._pending) > 2 * MAX_STATE_BYTES:
                 lines, self._pending = [*lines, self._pending], b""
             for line in lines:
                 yield from self._read_line(line)

@@ -8,6 +8,7 @@ known by it.
 from __future__ import annotations
 
 import enum
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import msgspec
 
 MAX_LINE_BYTES = 64 * 1024
+MAX_STATE_BYTES = 8 * 1024 * 1024
+"""Of a ``state`` record's line: a part of it would be a wrong state."""
 MAX_TEXT = 2048
 """Characters of one string in ``data``: messages come from drivers, servers and users."""
 _MAX_ITEMS = 512
@@ -105,7 +108,7 @@ class LineError(ValueError):
 def encode(record: Record) -> bytes:
     """The line of a record, with its newline. One that would be too long keeps all but its data."""
     line = _seal(_encoder.encode(record))
-    if len(line) <= MAX_LINE_BYTES:
+    if len(line) <= (MAX_STATE_BYTES if record.kind == Kind.STATE else MAX_LINE_BYTES):
         return line
     short = msgspec.structs.replace(record, data={"cut": f"{len(line)} bytes of data were left out"})
     return _seal(_encoder.encode(short))
@@ -135,8 +138,10 @@ def decode(line: bytes) -> Record:
 
 def plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON can hold it: strings and lists cut, whatever else turned into text."""
-    if value is None or isinstance(value, bool | float):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, str):

@@ -133,7 +133,7 @@ class Ring:
         return records, len(lines)
 
     def begin(self, seq: int) -> None:
-        """Start a new file, and drop what has become too much.
+        """Start a new file; ``prune`` once its first record is in it.
 
         Raises:
             OSError: it cannot be made.
@@ -145,7 +145,6 @@ class Ring:
         )
         self.size = os.fstat(self._file).st_size
         os.fsync(self._folder)
-        self._prune()
 
     @property
     def is_open(self) -> bool:
@@ -183,7 +182,12 @@ class Ring:
         with os.scandir(self._folder) as entries:
             return sorted(entry.name for entry in entries if first_seq(entry.name) is not None)
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Drop the oldest files that have become too much, with the room that the current one may still take.
+
+        Raises:
+            OSError: one cannot be dropped.
+        """
         names = self.names()
         sizes = {name: os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_size for name in names}
         total = sum(sizes.values()) + self.file_bytes

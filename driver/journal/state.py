@@ -56,6 +56,8 @@ def apply(state: JournalState, record: Record) -> None:
 
 
 def _state(state: JournalState, record: Record) -> None:
+    if "cut" in record.data:  # larger than any line may be: what was known still stands
+        return
     try:
         new = msgspec.convert(dict(record.data), JournalState)
     except msgspec.ValidationError:
@@ -87,10 +89,12 @@ def claim_entry(claim: ClaimId, phase: str, devices: Iterable[Any]) -> dict[str,
 def _device(state: JournalState, record: Record) -> None:
     if record.device is None:
         return
-    if record.data.get("after") is None:
-        state.devices.pop(record.device, None)
-    else:
-        state.devices.setdefault(record.device, {})["state"] = record.data["after"]
+    entry = state.devices.setdefault(record.device, {})
+    entry["state"] = record.data.get("after")
+    if entry["state"] is None:
+        del entry["state"]  # what is said of its health still holds: a claim may have it
+    if not entry:
+        del state.devices[record.device]
 
 
 def _health(state: JournalState, record: Record) -> None:

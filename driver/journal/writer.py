@@ -104,6 +104,7 @@ class Journal:
         self._state = JournalState()
         self._seq = 1
         self._offset: float | None = None
+        self._full_at = 0
         self._problem: str | None = None
         self._dirty_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -257,6 +258,7 @@ class Journal:
             self._seq = max(self._seq, tail.next_seq)
             self._ring = ring
             gaps = [] if again else _gaps(tail, self._boot_id)
+            self._full_at = ring.file_bytes + len(msgspec.json.encode(self._state))
             if not ring.is_open:
                 self._begin(ring, first)
             if gaps:
@@ -270,6 +272,9 @@ class Journal:
     def _begin(self, ring: Ring, at: _Item) -> None:
         ring.begin(self._seq)
         self._put(ring, [(Draft(Kind.STATE, data=self._state.as_data()), at)])
+        # A file holds so much beside its state, however large that is.
+        self._full_at = ring.size + ring.file_bytes
+        ring.prune()
 
     def _write(self, ring: Ring, item: _Item) -> None:
         if self._dropped:
@@ -280,7 +285,7 @@ class Journal:
                 self._dropped -= Counter(dropped)
         offset, jump = self._jump(item)
         gaps = [Draft(Kind.GAP, data={"cause": "clock", "seconds": jump})] if jump else []
-        if ring.size >= ring.file_bytes:
+        if ring.size >= self._full_at:
             self._begin(ring, item)
         self._put(ring, [(draft, item) for draft in (*gaps, *self._made(item))])
         self._offset = offset
@@ -321,10 +326,10 @@ class Journal:
         return real
 
     def _record(self, seq: int, draft: Draft, item: _Item) -> Record:
+        # A state is made of what records held: cutting it anew could only make it another one.
+        data = draft.data if draft.kind is Kind.STATE else plain(draft.data)
         wall = datetime.fromtimestamp(item.wall, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        return Record(
-            seq, wall, item.mono, self._boot_id, draft.kind.value, draft.device, draft.claim, plain(draft.data)
-        )
+        return Record(seq, wall, item.mono, self._boot_id, draft.kind.value, draft.device, draft.claim, data)
 
     def _jump(self, item: _Item) -> tuple[float, float | None]:
         """How far the wall clock is ahead of the boot's, and by how much that has changed; None: hardly."""

@@ -127,6 +127,23 @@ def events(scene: Scene, reason: str) -> list[dict[str, Any]]:
     return [item for item in items if item["reason"] == reason and item["involvedObject"]["kind"] == "ResourceClaim"]
 
 
+@pytest.mark.bug("B11")
+def test_a_gpu_that_leaves_the_bus_under_a_claim_stays_in_view_and_comes_back(scene: Scene) -> None:
+    running(scene, rescan_seconds=0.2)
+    device, address = hold(scene, "held")
+    uuid = {one["name"]: one["attributes"]["uuid"] for one in scene.devices()}[device]
+    scene.node.unplug(address)
+    scene.until(lambda: taints(scene) == {device: ["gpu-lost=:NoSchedule"]}, "the taint")
+    assert {one["name"]: one["attributes"]["uuid"] for one in scene.devices()}[device] == uuid
+    scene.until(lambda: state(scene).devices.get(device, {}).get("health") == "unhealthy", "the journal's word")
+    scene.node.plug(address)
+    scene.until(lambda: taints(scene) == {}, "recovery")
+    told = [(one.data["before"], one.data["after"]) for one in records(scene, "device.state") if one.device == device]
+    assert told[0] == (None, "ready")
+    assert told[-1][1] == "ready"
+    assert (None, "ready") in told[1:] or ("lost", "ready") in told[1:]
+
+
 @pytest.mark.bug("B104")
 def test_a_storm_of_xids_is_one_taint_and_few_writes(scene: Scene) -> None:
     running(scene)
@@ -158,6 +175,21 @@ def test_a_taint_outlives_a_restart_of_the_agent_and_is_in_the_first_slice_that_
     running(scene, health_recovery_seconds=600)
     assert taints(scene) == wanted
     assert [one.data["cause"] for one in records(scene, "gap")] == ["killed"]
+
+
+def test_a_gpu_that_was_lost_before_a_restart_of_the_agent_stays_in_view_too(scene: Scene) -> None:
+    running(scene)
+    device, address = hold(scene, "held")
+    scene.until(lambda: (scene.plugins / DRIVER / "gpudra" / "node.json").exists(), "the picture of the node")
+    scene.node.set_gpu_state(address, "lost")
+    scene.until(lambda: device in taints(scene), "the taint")
+    scene.end(signal.SIGKILL)
+    scene.start(**QUICK)
+    scene.registered()
+    scene.until(lambda: len(scene.logged("the node was read")) == 2, "the next agent's reading")
+    scene.until(lambda: len(scene.logged("events are watched")) == 2, "its looks")
+    assert len(scene.devices()) == 8
+    assert taints(scene) == {device: ["gpu-lost=:NoSchedule"]}
 
 
 def test_a_driver_upgrade_under_a_claim_is_told_and_passes(scene: Scene) -> None:

@@ -130,7 +130,7 @@ def test_only_chosen_kinds_are_posted(tmp_path: Path) -> None:
         ({"ignore_xids": "13, x, 99"}, "'x' is not the number of an XID"),
         ({"ignore_causes": "heat"}, "'heat' is none of"),
         ({"evict": "always"}, "none of never, fatal, device"),
-        ({"journal_bytes": 100}, "at least 65536"),
+        ({"journal_bytes": 100}, "at least 1048576"),
         ({"webhook_url": "ftp://x"}, "not an http or https URL"),
         ({"metadata_versions": "v1"}, "'v1' is none of"),
     ],

@@ -11,9 +11,9 @@ import pytest
 
 from driver.health.keeper import Keeper, Policy
 from driver.health.monitor import Heard, Look, Monitor
-from driver.health.remembered import KEEP_SECONDS, Remembered
+from driver.health.remembered import KEEP_SECONDS, Album, Remembered
 from driver.health.store import HealthStore
-from driver.model import Gpu, GpuState, NodeInventory, NvLinkGroup
+from driver.model import Gpu, GpuState, MigPartition, NodeInventory, NvLinkGroup, Placement
 from native.nvml.errors import NvmlError
 from native.nvml.eventtypes import EventType, NvmlEvent
 from native.nvml.healthtypes import GpuHealth
@@ -272,3 +272,38 @@ def test_the_others_keep_their_nvlink_groups_when_one_falls_ill(bench: Any) -> N
     shown = remembered.view(node(lost, alone, *renumbered, groups=(NvLinkGroup(0, (c.address, d.address)),)))
     assert [gpu.nvlink_group for gpu in shown.gpus] == [0, 0, 1, 1]
     assert shown.nvlink_groups == groups
+
+
+def test_a_restart_in_the_same_boot_still_knows_how_a_sick_gpu_was(tmp_path: Path, bench: Any) -> None:
+    well = node(bench.gpu(), bench.gpu("0000:1c:00.0"))
+    Album(tmp_path, "boot").keep(well)
+    assert Album(tmp_path, "boot").load() == well
+    assert Album(tmp_path, "another boot").load() is None
+    assert Album(tmp_path, None).load() is None
+    remembered = Remembered(lambda _gpu: False)
+    remembered.go_on(well)
+    lost = bench.gpu(state=GpuState.LOST, uuid=None)
+    assert remembered.view(node(lost, well.gpus[1])).gpus == well.gpus
+
+
+def test_an_album_that_cannot_be_used_costs_only_that(tmp_path: Path, bench: Any) -> None:
+    for bad in (b"", b"[]", b"\xff" * 9, b'{"boot":"boot","node":{"gpus":[{"address":1}]}}'):
+        (tmp_path / "node.json").write_bytes(bad)
+        assert Album(tmp_path, "boot").load() is None
+    (tmp_path / "node.json").unlink()
+    (tmp_path / "node.json").mkdir()
+    album = Album(tmp_path, "boot")
+    assert album.load() is None
+    album.keep(node(bench.gpu()))
+    Album(tmp_path / "none", "boot").keep(node(bench.gpu()))
+
+
+def test_what_changes_with_each_claim_is_not_written_again(tmp_path: Path, bench: Any) -> None:
+    album = Album(tmp_path, "boot")
+    album.keep(node(bench.gpu()))
+    before = (tmp_path / "node.json").stat()
+    part = MigPartition("MIG-1", 3, 0, 19, "1g.10gb", Placement(0, 1))
+    album.keep(node(bench.gpu(partitions=(part,))))
+    assert (tmp_path / "node.json").stat().st_ino == before.st_ino
+    album.keep(node(bench.gpu(uuid="GPU-new")))
+    assert (tmp_path / "node.json").stat().st_ino != before.st_ino

@@ -45,6 +45,7 @@ def test_what_ends_is_gone() -> None:
         rec(Kind.TAINT, device="gpu-0", key="gpu.nvidia.com/xid", before="79:NoSchedule", after=None),
         rec(Kind.HEALTH, device="gpu-0", before="unhealthy", after="healthy"),
         rec(Kind.DEVICE, device="gpu-0", before="ready", after=None),
+        rec(Kind.HEALTH, device="gpu-0", before="healthy", after=None),
         rec(Kind.AGENT_STOP),
     )
     state = replay((*LIFE, *ends))

@@ -292,3 +292,21 @@ def test_who_listens_is_told_of_each_record_once_it_is_written(folder: Any) -> N
     put(journal, 2)
     journal.close()
     assert heard == [1, 2, 3]
+
+
+def test_a_state_of_any_size_is_whole_and_no_part_of_it(folder: Any) -> None:
+    journal = folder.journal(max_bytes=1024 * 1024)
+    for number in range(1500):
+        claim = ClaimId("namespace-of-a-team", f"claim-with-a-long-name-{number}", f"uid-{number}")
+        journal.record(Kind.PREPARE, claim=claim, data={"phase": "Prepared", "devices": ["gpu-0"]})
+    for number in range(4000):
+        journal.record(Kind.XID, device="gpu-0", data={"n": number, "text": "x" * 100})
+    assert journal.close(WAIT)
+    assert len(journal.state().claims) == 1500
+    records = folder.records()
+    assert records[0].seq > 1500, "only the state still tells of the claims"
+    assert replay(records) == journal.state()
+    again = folder.journal()
+    put(again)
+    again.settled(WAIT)
+    assert len(again.state().claims) == 1500

@@ -146,6 +146,18 @@ def test_partitions_that_come_and_go_are_told_once(desk: Desk) -> None:
     assert desk.journal.state().partitions == {}
 
 
+def test_a_gpu_that_left_the_bus_keeps_the_word_about_its_health(desk: Desk) -> None:
+    desk.scribe.node(node(gpu(1)), None)
+    ill = Verdict("gpu-0000-01-00-0", Status.UNHEALTHY, 1.0, 4, "lost", None, "gone")
+    desk.scribe.verdicts({ill.device: ill})
+    desk.scribe.node(node(), None)
+    desk.written()
+    assert desk.journal.state().devices == {ill.device: {"health": "unhealthy", "cause": "lost"}}
+    desk.scribe.verdicts({})
+    desk.written()
+    assert desk.journal.state().devices == {}
+
+
 def test_writes_without_a_wish_are_repairs(desk: Desk) -> None:
     desk.scribe.wished()
     desk.scribe.published("pool", slices=1, writes=1)

@@ -1,0 +1,128 @@
+"""What becomes of claims under a running agent beside their Prepare: swept, counted idle, told to containers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver.journal import Record, read
+from kubeletplugin.testing.apiserver import EmbeddedApiServer
+from native.mock import MockNode
+from tests.support.agents import CLAIMS, DRIVER, Scene
+
+QUICK = {"health_seconds": 0.2, "reconcile_seconds": 0.3}
+
+
+@pytest.fixture
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("s")
+    with EmbeddedApiServer() as server:
+        made = Scene(folder, server, MockNode.create(folder / "node", "dgx-h100"))
+        try:
+            made.kubelet.start()
+            yield made
+        finally:
+            made.close()
+
+
+def running(scene: Scene, **flags: object) -> Scene:
+    scene.start(**{**QUICK, **flags})
+    scene.registered()
+    scene.until(lambda: len(scene.devices()) == 8, "eight devices")
+    return scene
+
+
+def state_dir(scene: Scene) -> Path:
+    return scene.plugins / DRIVER / "gpudra"
+
+
+def records(scene: Scene, kind: str) -> list[Record]:
+    folder = state_dir(scene) / "journal"
+    entries = read(folder) if folder.exists() else ()
+    return [entry for entry in entries if isinstance(entry, Record) and entry.kind == kind]
+
+
+def forget(scene: Scene, name: str) -> None:
+    """Take a claim out of the API, with its namespace if need be: whoever protects it is gone as well."""
+    scene.allocator.release("default", name, pod_uid=f"pod-{name}")
+    document = scene.client.get(f"{CLAIMS}/{name}")
+    if document["metadata"].get("finalizers"):
+        scene.client.patch(f"{CLAIMS}/{name}", {"metadata": {"finalizers": None}})
+    scene.client.delete(f"{CLAIMS}/{name}")
+
+
+def test_a_claim_that_was_deleted_while_the_node_was_off_is_unprepared_and_its_gpu_is_free(scene: Scene) -> None:
+    running(scene)
+    scene.claim("gone", 8)
+    scene.prepare("gone")
+    scene.end(signal.SIGKILL)
+    forget(scene, "gone")
+    running(scene)
+    scene.until(lambda: scene.specs() == [], "the removal of its CDI file")
+    scene.until(lambda: records(scene, "claim.sweep"), "a record of it")
+    assert records(scene, "claim.sweep")[0].data == {"why": "deleted"}
+    scene.claim("next", 8)
+    assert len(scene.prepare("next")) == 8
+
+
+def test_a_claim_that_is_in_use_stays_also_while_the_api_server_says_nothing(scene: Scene) -> None:
+    running(scene)
+    scene.claim("held")
+    ids = scene.prepare("held")
+    scene.end(signal.SIGKILL)
+    scene.start(**{**QUICK, "api_server": "http://127.0.0.1:1"})
+    scene.until(lambda: scene.logged("cannot be found out"), "a word about what is not known")
+    assert len(scene.specs()) == 1
+    scene.end(signal.SIGKILL)
+    running(scene)
+    asked = len(scene.server.requests)
+    scene.until(
+        lambda: sum(one.path.endswith("resourceclaims/held") for one in scene.server.requests[asked:]) > 3, "some looks"
+    )
+    assert scene.kubelet.container_devices("default", "held") == ids
+    assert len(scene.specs()) == 1
+    assert records(scene, "claim.sweep") == []
+
+
+def test_a_claim_that_leaves_its_gpu_unused_is_listed_and_told(scene: Scene) -> None:
+    running(scene, idle_seconds=1)
+    scene.claim("lazy")
+    scene.prepare("lazy")
+    scene.until(lambda: records(scene, "claim.idle"), "a record that it is idle")
+    assert records(scene, "claim.idle")[0].data["idle"] is True
+    scene.end()
+    scene.start(**{**QUICK, "idle_seconds": 1})
+    scene.registered()
+
+    def listed() -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "driver.cli.main", "idle", "--state-dir", str(state_dir(scene)), "-o", "json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            cwd=Path(__file__).parents[2],
+        )
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    (one,) = scene.until(listed, "the list")
+    assert (one["namespace"], one["claim"], one["everUsed"]) == ("default", "lazy", False)
+
+
+def test_containers_get_their_devices_attributes_where_that_is_set(scene: Scene) -> None:
+    running(scene, metadata_versions="metadata.resource.k8s.io/v1beta1")
+    claim = scene.claim("told")
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    scene.prepare("told")
+    published = {device["name"]: device["attributes"] for device in scene.devices()}[result["device"]]
+    files = list((scene.plugins / DRIVER).rglob("*metadata.json"))
+    assert any(published["uuid"]["string"] in path.read_text() for path in files)
+    scene.unprepare("told")
+    assert list((scene.plugins / DRIVER).rglob("*metadata.json")) == []
