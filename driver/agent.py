@@ -8,12 +8,11 @@ what is this instance's own is removed: its sockets.
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import sys
 import threading
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,27 +21,16 @@ from driver.bridge import AgentObserver, ClaimHandler, count_prepared, own_parti
 from driver.discovery import Discovery, View
 from driver.later import Later
 from driver.lookout import Lookout, Surroundings
+from driver.making import connect, make_preparer
 from driver.metrics import Deferred, Metrics
-from driver.model import DriverFiles, GpuState, MigSupport, NodeInventory, Problem
+from driver.model import GpuState, MigSupport, NodeInventory, Problem
 from driver.offering import Offering
-from driver.prepare import (
-    DeviceNodes,
-    DriverRoot,
-    HostEdits,
-    MigDoor,
-    MigStep,
-    PatientPreparer,
-    Preparer,
-    read_boot_id,
-)
+from driver.prepare import PatientPreparer, read_boot_id
 from driver.publish import DeviceOrder, build_pool, pool_name
 from driver.settings import Settings, listed
 from kubeletplugin import api
-from kubeletplugin.client import KubeClient
 from kubeletplugin.plugin import Plugin
 from kubeletplugin.sockets import SocketError
-from native.capabilities import capability_minor
-from native.devnodes import read_node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,7 +80,9 @@ class Agent:
             measured=self._measured,
         )
         self._offering = Offering(settings, self._discovery.inventory, self._let_go)
-        self._preparer = self._make_preparer()
+        self._preparer = make_preparer(
+            settings, self._pool_name, self._boot_id, self._discovery.inventory, self._session, self._offering
+        )
         self._patient = PatientPreparer(self._preparer, settings.prepare_wait_seconds)
         self._lookout = Lookout(
             Surroundings(
@@ -377,36 +367,6 @@ class Agent:
         if not is_said(self._settings.driver_name, claim.document, devices):
             self._plugin.report_status(claim.ref, devices)
 
-    def _make_preparer(self) -> Preparer:
-        settings = self._settings
-        root = Path(settings.driver_root)
-        devices = settings.dev_path.parent
-        nodes = DeviceNodes(
-            lambda path: read_node(devices, path),
-            str(settings.host_dev_path.parent),
-            require_devices=not settings.plain_device_nodes,
-            capabilities=functools.partial(capability_minor, settings.proc_root),
-        )
-        door = MigDoor(self._session, settings.nvml_deadline_seconds)
-        mig = [MigStep(door, self._mig, nodes, lambda: self._boot_id)]
-        return Preparer(
-            settings.driver_name,
-            self._pool_name,
-            settings.state_dir,
-            Path(settings.cdi_dir),
-            self._discovery.inventory,
-            edits=HostEdits(
-                DriverRoot(root, PurePosixPath(settings.host_driver_path)),
-                lambda version: driver_files(root, version),
-                spec_path=Path(settings.cdi_base_spec) if settings.cdi_base_spec else None,
-                hook_path=settings.cdi_hook,
-            ),
-            nodes=nodes,
-            steps=[*mig, *self._offering.steps()],
-            mig=self._mig,
-            boot_id=lambda: self._boot_id,
-        )
-
     def _recover(self) -> None:
         report = self._preparer.recover()
         for problem in report.problems:
@@ -427,23 +387,3 @@ class Agent:
         self._scribe.tell(lambda scribe: scribe.claims())
         count_prepared(self._preparer.prepared(), self._metrics)
         self._patient.changed()
-
-
-def connect(settings: Settings) -> KubeClient:
-    """The API server that the settings name.
-
-    Raises:
-        ValueError: the kubeconfig or the pod's service account cannot be used; the message says why.
-    """
-    if settings.api_server:
-        return KubeClient(settings.api_server)
-    if settings.kubeconfig:
-        return KubeClient.from_kubeconfig(Path(settings.kubeconfig))
-    return KubeClient.from_pod()
-
-
-def driver_files(root: Path, version: str) -> DriverFiles:
-    """The driver's libraries and programs below a root."""
-    from native.driverroot import driver_binaries, driver_libraries
-
-    return DriverFiles(driver_libraries(root, version), driver_binaries(root))
