@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     fuzzing = verbs.add_parser("fuzz", help="hold the port to the oracle on random clusters")
     fuzzing.add_argument("--first", type=int, default=0, metavar="SEED", help="first seed (default: %(default)s)")
     fuzzing.add_argument("--count", type=int, default=1000, metavar="N", help="scenes (default: %(default)s)")
+    fuzzing.add_argument("--selectors", action="store_true", help="random CEL expressions instead of clusters")
     fuzzing.add_argument("--shrink", action="store_true", help="print the smallest scene of each difference")
     for verb in (building, keeping, fuzzing):
         verb.add_argument("--version", default=build.VERSIONS[0], help="of k8s.io/dynamic-resource-allocation")
@@ -62,6 +63,8 @@ def _vectors(arguments: argparse.Namespace) -> int:
 
 
 def _fuzz(arguments: argparse.Namespace) -> int:
+    if arguments.selectors:
+        return _fuzz_selectors(arguments)
     last, differ, begin = arguments.first + arguments.count, 0, time.monotonic()
     for first in range(arguments.first, last, BATCH):
         batch = [scenes.scene(arguments.version, seed) for seed in range(first, min(first + BATCH, last))]
@@ -74,6 +77,16 @@ def _fuzz(arguments: argparse.Namespace) -> int:
         done = min(first + BATCH, last) - arguments.first
         print(f"\r{done} of {arguments.count} scenes, {differ} differ", end="", file=sys.stderr)
     print(f"\n{arguments.version}: {arguments.count} scenes, {differ} differ, {time.monotonic() - begin:.0f} s")
+    return 2 if differ else 0
+
+
+def _fuzz_selectors(arguments: argparse.Namespace) -> int:
+    differ = 0
+    seeds = range(arguments.first, arguments.first + arguments.count)
+    for text, mine, theirs in selectors.disagreements(arguments.version, seeds):
+        differ += 1
+        print(f"{text}\n  port:   {mine}\n  oracle: {theirs}")
+    print(f"{arguments.version}: {arguments.count} expressions, {differ} differ")
     return 2 if differ else 0
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from driver.analysis.cel import CompileError, EvaluationError, UnsupportedError, compile_selector, device_value
+from driver.analysis.quantity import parse
+
+from . import grammar
 from .build import Release
 from .client import ask
 
@@ -47,6 +52,54 @@ def scenes(version: str) -> list[tuple[str, bool, Document]]:
             scene = {"ID": "", "Expression": expression, "Driver": DRIVER, "Features": features}
             found.append((expression, listed, scene | {"Device": LISTED if listed else DEVICE}))
     return found
+
+
+def verdict(version: str, text: str, *, listed: bool) -> Document:
+    """What the port says of an expression, in the form of the oracle's answers; ``unknown`` where it has no answer."""
+    document = LISTED if listed else DEVICE
+    release = Release(version).minor
+    try:
+        program = compile_selector(text, release, listed)
+    except UnsupportedError as error:
+        return {"unknown": str(error)}
+    except CompileError as error:
+        return {"compile": str(error)}
+    try:
+        capacity = {name: parse(each["value"]) for name, each in document["capacity"].items()}
+        device = device_value(
+            DRIVER, document["attributes"], capacity, shareable=True, lists=release >= 37 or (listed and release >= 36)
+        )
+        return {"matches": program.matches(device), "cost": program.run(device)[1]}
+    except UnsupportedError as error:
+        return {"unknown": str(error)}
+    except EvaluationError as error:
+        return {"error": str(error)}
+
+
+def disagreements(version: str, seeds: Iterable[int]) -> Iterator[tuple[str, Document, Document]]:
+    """Random expressions of which port and oracle say different things, with what each says.
+
+    Raises:
+        OracleError: the oracle of this version is not built.
+    """
+    texts = [grammar.expression(seed) for seed in seeds]
+    asked = [
+        {"ID": "", "Expression": each, "Driver": DRIVER, "Features": ["ConsumableCapacity"], "Device": DEVICE}
+        for each in texts
+    ]
+    for text, theirs in zip(texts, ask(version, asked), strict=True):
+        mine = verdict(version, text, listed=False)
+        if "unknown" not in mine and _kind(mine) != _kind(theirs):
+            yield text, mine, theirs
+
+
+def _kind(reply: Document) -> tuple[str, object]:
+    """How it ended: the value where there is one; of two errors the texts may differ."""
+    if reply.get("compile"):
+        return "compile", None
+    if reply.get("error"):
+        return "error", None
+    return "value", reply["matches"]
 
 
 def record(version: str) -> list[Document]:

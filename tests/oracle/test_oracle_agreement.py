@@ -30,6 +30,11 @@ def test_port_and_oracle_agree_on_random_clusters(version: str) -> None:
         )
 
 
+def test_port_and_oracle_agree_on_random_selectors(version: str) -> None:
+    found = list(selectors.disagreements(version, range(FIRST, FIRST + COUNT)))
+    assert not found, found[0]
+
+
 def test_the_kept_answers_are_still_the_oracles(version: str) -> None:
     kept = vectors.read("fuzz", version)
     some = random.Random(version).sample(kept, 40)

@@ -33,6 +33,7 @@ class Checker:
         self._environment = environment
         self._types = Substitution()
         self._scopes: list[dict[str, Type]] = [{"device": DEVICE}]
+        self._literals: list[list[tuple[Node, Type]]] = []
         self.chosen: dict[int, list[Overload]] = {}
         self.names: dict[int, str] = {}
 
@@ -43,7 +44,18 @@ class Checker:
             CompileError: upstream would not compile it.
             UnsupportedError: it uses what upstream has and this evaluator has not.
         """
-        return self._types.settled(self._type(tree))
+        type_ = self._types.settled(self._type(tree))
+        for entries in self._literals:
+            self._homogeneous(entries)
+        return type_
+
+    def _homogeneous(self, entries: list[tuple[Node, Type]]) -> None:
+        """The elements of a literal have one type; one that is known only to a run is another (ASTValidators)."""
+        first = self._types.settled(entries[0][1])
+        for node, type_ in entries[1:]:
+            this = self._types.settled(type_)
+            if this != first:
+                raise self._error(node, f"expected type '{first}' but found '{this}'")
 
     def _error(self, node: Node, message: str) -> CompileError:
         return CompileError(message, self.source, node.position)
@@ -193,17 +205,26 @@ class Checker:
 
     def _list(self, node: ListNode) -> Type:
         element: Type | None = None
+        entries: list[tuple[Node, Type]] = []
         for index, entry in enumerate(node.entries):
             this = self._entry(entry, index in node.optional)
+            entries.append((entry, this))
             element = self._joined(entry, element, this)
+        if entries:
+            self._literals.append(entries)
         return list_of(element or self._types.unknown())
 
     def _map(self, node: MapNode) -> Type:
         key: Type | None = None
         value: Type | None = None
+        keys: list[tuple[Node, Type]] = []
+        values: list[tuple[Node, Type]] = []
         for index, (left, right) in enumerate(node.entries):
-            key = self._joined(left, key, self._type(left))
-            value = self._joined(right, value, self._entry(right, index in node.optional))
+            keys.append((left, self._type(left)))
+            values.append((right, self._entry(right, index in node.optional)))
+            key = self._joined(left, key, keys[-1][1])
+            value = self._joined(right, value, values[-1][1])
+        self._literals += [each for each in (keys, values) if each]
         return map_of(key or self._types.unknown(), value or self._types.unknown())
 
     def _entry(self, node: Node, optional: bool) -> Type:

@@ -13,7 +13,7 @@ from ..quantity import Quantity, QuantityError
 from . import regex
 from .errors import EvaluationError
 from .overloads import Overload, allocating, declare, elements, for_types, squared, traversal
-from .values import UInt, compare, equal, semver, size, tolerant_semver
+from .values import UInt, compare, same, semver, size, tolerant_semver
 
 _COMPARABLE: Final = ("int", "uint", "double", "bool", "duration", "string", "bytes")
 
@@ -154,11 +154,11 @@ def _sorted(values: list[object]) -> bool:
 
 
 def _find(values: list[object], item: object) -> int:
-    return next((index for index, value in enumerate(values) if equal(value, item)), -1)
+    return next((index for index, value in enumerate(values) if same(value, item)), -1)
 
 
 def _find_last(values: list[object], item: object) -> int:
-    return next((index for index in reversed(range(len(values))) if equal(values[index], item)), -1)
+    return next((index for index in reversed(range(len(values))) if same(values[index], item)), -1)
 
 
 def _slice(values: list[object], start: int, end: int) -> list[object]:
@@ -174,7 +174,7 @@ def _slice(values: list[object], start: int, end: int) -> list[object]:
 def _distinct(values: list[object]) -> list[object]:
     kept: list[object] = []
     for value in values:
-        if not any(equal(value, each) for each in kept):
+        if not any(same(value, each) for each in kept):
             kept.append(value)
     return kept
 
@@ -194,7 +194,7 @@ def _flatten_cost(args: list[object], _: object) -> int:
 
 
 def _includes(target: object, item: object) -> bool:
-    return _find(list(target), item) >= 0 if isinstance(target, (list, tuple)) else equal(target, item)
+    return _find(list(target), item) >= 0 if isinstance(target, (list, tuple)) else same(target, item)
 
 
 def _subset(one: list[object], other: list[object]) -> bool:

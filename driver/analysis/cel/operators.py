@@ -8,7 +8,7 @@ from typing import Final
 
 from .errors import EvaluationError
 from .overloads import Overload, declare, for_types, one, smaller, traversal
-from .values import Duration, Optional, TypeValue, UInt, compare, equal, no_overload, size, type_name
+from .values import Duration, Optional, TypeValue, UInt, compare, equal, no_overload, same, size, type_name
 
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**63 - 1
@@ -117,7 +117,7 @@ def contains(item: object, whole: object) -> bool:
         return found is not whole and (not isinstance(item, bool) or any(key is item for key in whole))
     if not isinstance(whole, (list, tuple)):
         raise no_overload()
-    return any(equal(item, each) for each in whole)
+    return any(same(item, each) for each in whole)
 
 
 def _list_size(args: list[object], _: object) -> int:

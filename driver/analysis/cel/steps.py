@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .errors import EvaluationError
 from .frame import MISSING, Failure, Frame, Step, guarded
 from .overloads import Overload
-from .values import EMPTY, NONE, DomainMap, Optional, TypeValue, equal, no_overload, size
+from .values import EMPTY, NONE, DomainMap, Optional, TypeValue, equal, no_overload, same, size
 
 
 def restore(variables: dict[str, object], before: list[tuple[str, object]]) -> None:
@@ -258,7 +258,7 @@ def membership(item: Step, values: list[object]) -> Step:
 
     def run(frame: Frame) -> object:
         value = item(frame)
-        return any(equal(value, each) for each in values)
+        return any(same(value, each) for each in values)
 
     return run
 

@@ -180,10 +180,16 @@ _NUMBERS: Final = (int, float)
 
 
 def equal(one: object, other: object) -> bool:
-    """Equality of CEL: numbers by value across their types, everything else only within its own type."""
+    """Equality of CEL: numbers by value across their types, everything else only within its own type.
+
+    Raises:
+        EvaluationError: a version or a quantity on the left of something else.
+    """
     kind = type(one)
     if kind is type(other) and kind in (str, int, bool):
         return one == other
+    if isinstance(one, (Semver, Quantity)) and kind is not type(other):
+        raise no_overload()
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, _NUMBERS) and isinstance(other, _NUMBERS):
@@ -195,6 +201,13 @@ def equal(one: object, other: object) -> bool:
     if isinstance(one, Optional) and isinstance(other, Optional):
         return one.present == other.present and equal(one.value, other.value)
     return type(one) is type(other) and one == other
+
+
+def same(one: object, other: object) -> bool:
+    """Whether a list or set takes the two for one: equal, and no error."""
+    if isinstance(one, (Semver, Quantity)) and type(one) is not type(other):
+        return False
+    return equal(one, other)
 
 
 _ORDERED: Final = (str, bytes, Semver, Duration)

@@ -1,0 +1,139 @@
+"""Random selectors, made from a seed alone: mostly well typed, sometimes not, over the device of ``selectors``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+_STRINGS = ("'gpu'", "'a'", "''", "'1.2.3'", "'80Gi'", "'x,y'", "'Gpu 7'")
+_PATTERNS = ("'^g'", "'[a-z]+$'", "'p.?u'", "'(a|b)'", "'\\\\d'")
+_ATTRIBUTES = ("type", "n", "ok", "ver", "names", "nope")
+
+
+class Grammar:
+    """Writes expressions of a wanted type."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(f"cel:{seed}")
+
+    def pick(self, options: tuple[str, ...]) -> str:
+        """One of them."""
+        return self._random.choice(options)
+
+    def expression(self) -> str:
+        """A selector."""
+        return self.boolean(self._random.randint(1, 4))
+
+    def of(self, kind: str, depth: int) -> str:
+        """An expression of a type, now and then of another one."""
+        if self._random.random() < 0.03:
+            kind = self.pick(("boolean", "number", "string", "version", "quantity", "strings", "attribute"))
+        made: Callable[[int], str] = getattr(self, kind)
+        return made(depth - 1)
+
+    def boolean(self, depth: int) -> str:
+        """A condition."""
+        if depth <= 0:
+            return self.pick(("true", "false", "device.allowMultipleAllocations", 'device.attributes["d.io"].ok'))
+        kind = self._random.randrange(14)
+        a, b = (lambda what: self.of(what, depth)), (lambda what: self.of(what, depth))
+        makers: list[Callable[[], str]] = [
+            lambda: f"({a('boolean')} && {b('boolean')})",
+            lambda: f"({a('boolean')} || {b('boolean')})",
+            lambda: f"!{a('boolean')}",
+            lambda: f"({a('boolean')} ? {b('boolean')} : {a('boolean')})",
+            lambda: f"({a('number')} {self.pick(('<', '<=', '>', '>=', '==', '!='))} {b('number')})",
+            lambda: f"({a('string')} {self.pick(('==', '!=', '<'))} {b('string')})",
+            lambda: f"{a('string')}.{self.pick(('startsWith', 'endsWith', 'contains'))}({b('string')})",
+            lambda: f"{a('string')}.matches({self.pick(_PATTERNS)})",
+            lambda: f"{a('version')}.{self.pick(('isGreaterThan', 'isLessThan'))}({b('version')})",
+            lambda: f"{a('quantity')}.{self.pick(('isGreaterThan', 'isLessThan'))}({b('quantity')})",
+            lambda: f"({a('string')} in {b('strings')})",
+            lambda: f"{a('strings')}.{self.pick(('exists', 'all', 'exists_one'))}(x, x != {b('string')})",
+            lambda: f"has({self.domain()}.{self.pick(_ATTRIBUTES)})",
+            lambda: f"({self.of('attribute', depth)} == {self.of(self.pick(('string', 'number', 'boolean')), depth)})",
+        ]
+        return makers[kind]()
+
+    def domain(self) -> str:
+        """The attributes of a domain."""
+        name = self.pick(("d.io", "other.io", "nobody.io"))
+        return f'device.attributes["{name}"]'
+
+    def attribute(self, _: int) -> str:
+        """An attribute of whatever type."""
+        name = self.pick(_ATTRIBUTES)
+        if self._random.random() < 0.2:
+            default = self.pick(("1", "true", "'a'"))
+            return f"{self.domain()}.?{name}.orValue({default})"
+        return f"{self.domain()}.{name}"
+
+    def number(self, depth: int) -> str:
+        """An integer, or now and then another number."""
+        if depth <= 0:
+            return self.pick(("0", "1", "-3", "4", "1.5", "9223372036854775807", 'device.attributes["d.io"].n'))
+        makers: list[Callable[[], str]] = [
+            lambda: f"({self.of('number', depth)} {self.pick(('+', '-', '*', '/', '%'))} {self.of('number', depth)})",
+            lambda: f"size({self.of(self.pick(('string', 'strings')), depth)})",
+            lambda: f"int({self.of('string', depth)})",
+            lambda: f"{self.of('version', depth)}.{self.pick(('major', 'minor', 'patch'))}()",
+            lambda: f"{self.of('version', depth)}.compareTo({self.of('version', depth)})",
+            lambda: f"{self.of('quantity', depth)}.compareTo({self.of('quantity', depth)})",
+            lambda: f"{self.of('string', depth)}.indexOf({self.of('string', depth)})",
+            lambda: f"sign({self.of('quantity', depth)})",
+        ]
+        return self._random.choice(makers)()
+
+    def string(self, depth: int) -> str:
+        """A text."""
+        if depth <= 0:
+            return self.pick((*_STRINGS, "device.driver", 'device.attributes["d.io"].type'))
+        makers: list[Callable[[], str]] = [
+            lambda: f"({self.of('string', depth)} + {self.of('string', depth)})",
+            lambda: f"{self.of('string', depth)}.{self.pick(('lowerAscii', 'upperAscii', 'trim'))}()",
+            lambda: f"{self.of('string', depth)}.substring({self.pick(('0', '1', '2', '9'))})",
+            lambda: f"{self.of('string', depth)}.replace({self.of('string', depth)}, {self.of('string', depth)})",
+            lambda: f"string({self.of(self.pick(('number', 'boolean')), depth)})",
+            lambda: f"{self.of('strings', depth)}.join({self.pick(_STRINGS)})",
+            lambda: f"{self.of('strings', depth)}[{self.pick(('0', '1', '5'))}]",
+            lambda: f"cel.bind(v, {self.of('string', depth)}, v + v)",
+        ]
+        return self._random.choice(makers)()
+
+    def strings(self, depth: int) -> str:
+        """A list of texts."""
+        if depth <= 0:
+            return self.pick(("['gpu', 'a']", "[]", "['a']", "[device.driver]"))
+        makers: list[Callable[[], str]] = [
+            lambda: f"[{self.of('string', depth)}, {self.of('string', depth)}]",
+            lambda: f"{self.of('string', depth)}.split(',')",
+            lambda: f"{self.of('strings', depth)}.filter(x, x != {self.of('string', depth)})",
+            lambda: f"{self.of('strings', depth)}.map(x, x + {self.pick(_STRINGS)})",
+            lambda: f"({self.of('strings', depth)} + {self.of('strings', depth)})",
+            lambda: f"{self.of('strings', depth)}.{self.pick(('sort', 'distinct', 'reverse'))}()",
+        ]
+        return self._random.choice(makers)()
+
+    def version(self, depth: int) -> str:
+        """A semantic version."""
+        if depth <= 0 or self._random.random() < 0.6:
+            return self.pick(
+                ("semver('1.2.3')", "semver('1.2.3-rc.1')", "semver('v2', true)", 'device.attributes["d.io"].ver')
+            )
+        return f"semver({self.of('string', depth)})"
+
+    def quantity(self, depth: int) -> str:
+        """A quantity."""
+        if depth <= 0 or self._random.random() < 0.5:
+            known = (
+                'device.capacity["d.io"].memory',
+                'device.capacity["other.io"].cores',
+                'device.capacity["d.io"].nope',
+            )
+            return self.pick(("quantity('1Gi')", "quantity('1500m')", *known))
+        return f"{self.of('quantity', depth)}.{self.pick(('add', 'sub'))}({self.of('quantity', depth)})"
+
+
+def expression(seed: int) -> str:
+    """The selector of a seed."""
+    return Grammar(seed).expression()
