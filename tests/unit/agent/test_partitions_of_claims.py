@@ -1,0 +1,105 @@
+"""Between the rooms: whose partitions are whose, what metrics and statuses say of them, links that MIG mode hides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from driver.bridge import count_prepared, device_statuses, kind_of, own_partitions, resources, with_owners
+from driver.metrics import Deferred
+from driver.model import Gpu, GpuState, MigMode, MigPartition, NodeInventory, PciAddress, Placement
+from driver.node import HiddenLinks
+from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase
+from driver.prepare.partition import PartitionRecord
+from driver.publish import PoolDocument
+from native.nvml.types import NvmlSnapshot
+from tests.support.nodes import address, nvml, nvml_gpu, switch_links
+
+AT = "0000:1b:00.0"
+
+
+def device(name: str, **changes: Any) -> DeviceRecord:
+    values: dict[str, Any] = {"request": "r", "pool": "p", "share_id": None, "admin_access": False, "cdi_device": "c"}
+    return DeviceRecord(device=name, **(values | {"address": AT, "uuid": "GPU-1"} | changes))
+
+
+def part(origin: Origin, start: int = 4) -> DeviceRecord:
+    partition = PartitionRecord(9, "3g.40gb", Placement(start, 4), "GPU-1", origin)
+    return device(f"gpu-0000-1b-00-0-mig-3g-40gb-9-{start}").with_partition(partition, "MIG-1")
+
+
+def record(*devices: DeviceRecord) -> ClaimRecord:
+    return ClaimRecord(ClaimRef("ns", "c", "u1"), Phase.PREPARED, devices)
+
+
+def divided(*starts: int) -> NodeInventory:
+    partitions = tuple(MigPartition(f"MIG-{s}", s, 0, 9, "3g.40gb", Placement(s, 4)) for s in starts)
+    gpu = Gpu(PciAddress.parse(AT), GpuState.READY, mig=MigMode(True, True), partitions=partitions)
+    return NodeInventory("580", (13, 0), "13", (gpu, Gpu(PciAddress.parse("0000:1c:00.0"), GpuState.READY)))
+
+
+@pytest.mark.parametrize("origin", [Origin.PLANNED, Origin.MAKING, Origin.MADE])
+def test_what_is_made_for_a_claim_or_may_be_is_this_drivers(origin: Origin) -> None:
+    marked = with_owners(divided(0, 4), own_partitions([record(part(origin))]))
+    assert [(one.placement.start, one.managed) for one in marked.gpus[0].partitions] == [(0, False), (4, True)]
+
+
+def test_what_was_found_is_somebody_elses_also_while_a_claim_has_it() -> None:
+    assert own_partitions([record(part(Origin.FOUND), device("gpu-0000-1b-00-0"))]) == frozenset()
+    inventory = divided(0, 4)
+    assert with_owners(inventory, ()) is inventory
+
+
+def test_kinds_are_told_by_the_name() -> None:
+    names = ["gpu-0000-1b-00-0", "gpu-0000-1b-00-0-vfio", "gpu-0000-1b-00-0-mig-3g-40gb-9-4", "gpu-of-another-version"]
+    assert [kind_of(name) for name in names] == ["gpu", "vfio", "mig", "gpu"]
+
+
+def test_prepared_devices_are_counted_by_kind() -> None:
+    told: dict[tuple[str, str], float] = {}
+
+    class Seen:
+        def set(self, name: str, value: float, **labels: str) -> None:
+            told[name, labels.get("type", "")] = value
+
+    metrics = Deferred()
+    count_prepared([record(part(Origin.MADE, 0), part(Origin.MADE), device("gpu-0000-1c-00-0"))], metrics)
+    metrics.attach(Seen())  # type: ignore[arg-type]
+    assert told == {
+        ("gpudra_prepared_claims", ""): 1,
+        ("gpudra_prepared_devices", "gpu"): 1,
+        ("gpudra_prepared_devices", "mig"): 2,
+        ("gpudra_prepared_devices", "vfio"): 0,
+    }
+
+
+def test_a_status_says_which_part_of_which_gpu_it_is() -> None:
+    (status,) = device_statuses(record(part(Origin.MADE)))
+    assert status.data is not None
+    assert status.data["uuid"] == "MIG-1"
+    assert (status.data["parentUUID"], status.data["profile"], status.data["pciBusID"]) == ("GPU-1", "3g.40gb", AT)
+
+
+def test_counter_sets_are_slices_before_those_of_devices() -> None:
+    document = PoolDocument("p", (({"name": "d"},),), counters=(({"name": "s"},),))
+    first, second = resources(document).pools["p"].slices
+    assert (first.shared_counters, first.devices) == (({"name": "s"},), ())
+    assert (second.shared_counters, second.devices) == ((), ({"name": "d"},))
+
+
+def reading(mode: bool, links: int | None) -> NvmlSnapshot:
+    nvlinks = None if links is None else switch_links(links)
+    return nvml(nvml_gpu(address(0), mig_mode=(mode, mode), nvlinks=nvlinks))
+
+
+def test_links_that_mig_mode_hides_are_those_of_before() -> None:
+    links = HiddenLinks()
+    assert links.put_back(reading(mode=False, links=18)) == reading(mode=False, links=18)
+    assert links.put_back(reading(mode=True, links=None)).gpus[0].nvlinks == switch_links(18)
+    assert links.put_back(reading(mode=False, links=17)).gpus[0].nvlinks == switch_links(17)
+    assert links.put_back(reading(mode=True, links=None)).gpus[0].nvlinks == switch_links(17)
+
+
+def test_of_a_gpu_that_was_in_mig_mode_from_the_start_no_links_are_known() -> None:
+    assert HiddenLinks().put_back(reading(mode=True, links=None)).gpus[0].nvlinks is None
