@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
@@ -19,9 +18,6 @@ PROCESSES_AT_MOST = 65536
 CPU_WORDS = 128
 NODE_WORDS = 16
 P2P_OK = 0
-
-_BITS = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
-"""Byte -> the bits that are set in it."""
 
 ListProcesses = Callable[[int], tuple[int, int, Iterable[GpuProcess]]]
 """(how many fit) -> code, how many there are, and those that came."""
@@ -79,16 +75,17 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
     nodes: dict[str, frozenset[int]] = {}
     levels: dict[tuple[str, str], int] = {}
     nvlink: dict[tuple[str, str], bool] = {}
+    masks = _Masks()
     for address, (handle_code, cpus_code, nodes_code, cpu_bits, node_bits) in zip(addresses, affinities, strict=True):
         if handle_code != SUCCESS:
             codes["handle", address] = int(handle_code)
             continue
         if cpus_code == SUCCESS:
-            cpus[address] = _numbers(cpu_bits.rstrip(b"\0"))
+            cpus[address] = masks.numbers(cpu_bits)
         else:
             codes["cpus", address] = int(cpus_code)
         if nodes_code == SUCCESS:
-            nodes[address] = _numbers(node_bits.rstrip(b"\0"))
+            nodes[address] = masks.numbers(node_bits)
         else:
             codes["memory_nodes", address] = int(nodes_code)
     for there, (level_code, level, nvlink_code, state) in zip(itertools.combinations(addresses, 2), pairs, strict=True):
@@ -111,7 +108,29 @@ def topology(addresses: Sequence[str], affinities: Iterable[Affinity], pairs: It
     )
 
 
-@functools.lru_cache(maxsize=256)
+class _Masks:
+    """Masks of one reading. GPUs of one NUMA node share theirs; to compare a kilobyte is cheap, to hash it is not."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[bytes, frozenset[int]]] = []
+
+    def numbers(self, mask: bytes) -> frozenset[int]:
+        for known, found in self._known:
+            if known == mask:
+                return found
+        found = _numbers(mask)
+        self._known.append((mask, found))
+        return found
+
+
 def _numbers(mask: bytes) -> frozenset[int]:
-    """The bits that are set; cached, because GPUs of one NUMA node share them."""
-    return frozenset([8 * place + bit for place, byte in enumerate(mask) if byte for bit in _BITS[byte]])
+    """The bits that are set, run by run, of which CPU masks have few."""
+    left, place, found = int.from_bytes(mask, "little"), 0, list[int]()
+    while left:
+        zeros = (left & -left).bit_length() - 1
+        left >>= zeros
+        ones = (~left & (left + 1)).bit_length() - 1
+        left >>= ones
+        found += range(place + zeros, place + zeros + ones)
+        place += zeros + ones
+    return frozenset(found)

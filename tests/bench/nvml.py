@@ -25,12 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from native.mock import MockNode
-from native.nvml import cffi_backend, cffi_library, healthvalues, open_library, values
+from native.nvml import cffi_backend, cffi_library, open_library, values
 from native.nvml.cffi_backend import CffiNvml
 from native.nvml.protocol import Nvml
 
 BACKENDS = ("cffi", "pynvml")
-PARTS = (cffi_backend._links, cffi_library.canonical, values.pci_address, healthvalues._numbers)
+PARTS = (cffi_backend._links, cffi_library.canonical, values.pci_address)
 
 _FIRST = """
 import json, sys, time

@@ -15,7 +15,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from native.mock import MockNode
-from native.nvml import cffi_backend, cffi_library, healthvalues, open_library, values
+from native.nvml import cffi_backend, cffi_library, open_library, values
 from native.nvml.cffi_backend import CffiNvml
 from native.nvml.protocol import Nvml
 
@@ -47,7 +47,7 @@ def forget_gpus(library: Nvml) -> None:
 def forget_all(library: Nvml) -> None:
     """And what it remembers of their parts."""
     forget_gpus(library)
-    for cached in (cffi_backend._links, cffi_library.canonical, values.pci_address, healthvalues._numbers):
+    for cached in (cffi_backend._links, cffi_library.canonical, values.pci_address):
         cached.cache_clear()
 
 
