@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -406,3 +408,51 @@ def test_a_partition_that_somebody_destroyed_is_made_again(make: Make) -> None:
     assert node.instances() == [("1g.18gb", 6)]
     assert node.unprepare("u1") is None
     node.nothing_left()
+
+
+@pytest.mark.bug("B59")
+def test_claims_come_and_go_on_one_gpu_from_several_threads(make: Make) -> None:
+    node = make()
+    names = [node.name("1g.18gb", start) for start in range(4)]
+    failures: list[object] = []
+
+    def storm(number: int) -> None:
+        for turn in range(4):
+            uid = f"u{number}-{turn}"
+            answer = node.prepare(uid, names[number])
+            failures.extend([answer] if isinstance(answer, ClaimError) else [])
+            failures.extend([error] if (error := node.unprepare(uid)) is not None else [])
+
+    threads = [threading.Thread(target=storm, args=(number,)) for number in range(len(names))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    node.nothing_left()
+
+
+@pytest.mark.bug("B96")
+def test_an_instance_that_starts_touches_nothing_that_the_old_one_is_making(make: Make) -> None:
+    node = make()
+    made, go_on = threading.Event(), threading.Event()
+
+    def hold(point: str) -> None:
+        if point == "gi-made":
+            made.set()
+            assert go_on.wait(30)
+
+    node.faults = hold
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(node.prepared, "u1", node.name("1g.18gb", 6))
+        try:
+            assert made.wait(30)
+            successor = MigNode(node.node, node.base, patience=0.2)
+            (problem,) = successor.preparer.recover().problems
+            assert "another instance of the driver is still at work" in problem.message
+            assert node.instances() == [("1g.18gb", 6)]
+        finally:
+            go_on.set()
+        making.result(30)
+    assert successor.unprepare("u1") is None
+    assert node.instances() == []

@@ -43,6 +43,7 @@ class MigNode:
     mig: MigSupport = MigSupport.DYNAMIC
     faults: Callable[[str], None] = nothing
     boot: str | None = None
+    patience: float = 10.0
     seen: NodeInventory | None = None
     """The inventory that the driver works with: as of the last ``read``."""
     reader: NodeReader | None = None
@@ -77,7 +78,7 @@ class MigNode:
             mig=self.mig,
             boot_id=self.boot_id,
             faults=lambda point: self.faults(point),
-            patience=10.0,
+            patience=self.patience,
         )
         return self.preparer
 
