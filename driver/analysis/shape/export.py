@@ -34,6 +34,8 @@ NODE: Final = "$(NODE)"
 """Stands where the name of the node will be."""
 _ASSIGNED: Final = frozenset({LAUNCH, FABRIC})
 _GROUPED: Final = frozenset({EQUALITY, LAUNCH, FABRIC})
+_OPEN: Final = frozenset({EQUALITY, RUNTIME, SOFTWARE})
+"""Of these only the type of the value is part of the hash."""
 _KEPT: Final = ("allowMultipleAllocations", "bindsToNode", "bindingConditions", "bindingFailureConditions")
 
 
@@ -136,14 +138,7 @@ def assembled(
     dropped: tuple[Dropped, ...] = (),
 ) -> Shape:
     """A shape of its parts, with its hashes."""
-    return Shape(
-        described,
-        groups,
-        dict(labels),
-        _hash(described, groups, kinds, software=False),
-        _hash(described, groups, kinds, software=True),
-        dropped,
-    )
+    return Shape(described, groups, dict(labels), *_hashes(described, groups, kinds), dropped)
 
 
 def read(document: JSON, kinds: AttributeKinds) -> Shape:
@@ -270,22 +265,30 @@ def _identity(value: JSON) -> Hashable:
     return json.dumps(value, sort_keys=True)
 
 
-def _hash(described: Sequence[JSON], groups: Sequence[JSON], kinds: AttributeKinds, *, software: bool) -> str:
+def _hashes(described: Sequence[JSON], groups: Sequence[JSON], kinds: AttributeKinds) -> tuple[str, str]:
+    """(of the kind of node, of that and its software)."""
     ids = device_ids([(pool["driver"], [device["name"] for device in devices_of(pool)]) for pool in described])
     number = {name: index for index, name in enumerate(name for names in ids for name in names)}
+    software: list[JSON] = []
     told = {
-        "pools": [_hashed_pool(pool, kinds, software=software) for pool in described],
+        "pools": [_hashed_pool(pool, kinds, software) for pool in described],
         "groups": [
             [entry["attribute"], sorted(sorted(number[name] for name in group) for group in entry["groups"])]
             for entry in groups
             if entry["kind"] != FABRIC
         ],
     }
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    digest = _digest(told)
+    return digest, _digest([digest, software])
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _hashed_pool(pool: JSON, kinds: AttributeKinds, *, software: bool) -> JSON:
+def _hashed_pool(pool: JSON, kinds: AttributeKinds, software: list[JSON]) -> JSON:
+    """What counts of a pool; the values of software of each device are added to the list."""
     sets = [entry for part in pool["slices"] for entry in part.get("sharedCounters") or ()]
     number = {entry["name"]: index for index, entry in enumerate(sets)}
 
@@ -295,20 +298,21 @@ def _hashed_pool(pool: JSON, kinds: AttributeKinds, *, software: bool) -> JSON:
     return {
         "driver": pool["driver"],
         "counters": [_amounts(entry["counters"]) for entry in sets],
-        "devices": [
-            _hashed_device(device, pool["driver"], kinds, use, software=software) for device in devices_of(pool)
-        ],
+        "devices": [_hashed_device(device, pool["driver"], kinds, use, software) for device in devices_of(pool)],
     }
 
 
 def _hashed_device(
-    device: JSON, driver: str, kinds: AttributeKinds, use: Callable[[JSON], list[Any]], *, software: bool
+    device: JSON, driver: str, kinds: AttributeKinds, use: Callable[[JSON], list[Any]], software: list[JSON]
 ) -> JSON:
     attributes: JSON = {qualified(name, driver): kind for name, kind in (device.get("assigned") or {}).items()}
+    versions: JSON = {}
     for name, value in (device.get("attributes") or {}).items():
-        kind = kinds.kind(name, driver)
-        open_value = kind in (EQUALITY, RUNTIME) or (kind == SOFTWARE and not software)
-        attributes[qualified(name, driver)] = _type_of(value) if open_value else value
+        kind, full = kinds.kind(name, driver), qualified(name, driver)
+        attributes[full] = _type_of(value) if kind in _OPEN else value
+        if kind == SOFTWARE:
+            versions[full] = value
+    software.append(versions)
     return {
         "attributes": attributes,
         "capacity": {
