@@ -266,6 +266,7 @@ class Agent:
         """End the session with NVML: it holds every GPU open, and the kernel hands none over that is. The next reading
         begins another one."""
         reader, self._reader = self._reader, None
+        self._lookout.let_go()
         if reader is not None:
             reader.close()
 

@@ -247,6 +247,11 @@ class Lookout:
             log.info("device %s of claim %s %s", use.device, use.ref, "is idle" if use.idle else "is used again")
             self._scribe.tell(functools.partial(_put_down_use, use))
 
+    def let_go(self) -> None:
+        """Hold no GPU open, until the node is read anew."""
+        if self._watching is not None:
+            self._watching.let_go()
+
     def looked(self) -> None:
         """The node was read, or the driver was found gone."""
         watching = self._watching

@@ -28,7 +28,7 @@ from driver.settings import listed
 from kubeletplugin import api
 from kubeletplugin.health import HealthBoard
 from native.driverroot import find_library
-from native.nvml.errors import NvmlError, NvmlReturn
+from native.nvml.errors import NvmlError
 from native.nvml.watching import EventWatcher, WatchState
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ EVICT: Final = {"never": None, "fatal": Severity.FATAL, "device": Severity.DEVIC
 CONDITION: Final = "Healthy"
 """Type of the condition in a claim's ``status.devices`` (KEP-4817)."""
 SOURCE = "probe"
+REST_SECONDS = 2.0
 
 Tell = Callable[["ClaimRecord", "Verdict"], None]
 
@@ -287,7 +288,9 @@ class Watching:
             self._registered,
             backend=settings.nvml_backend,
         )
-        self._watching = False
+        self._started = False
+        self._door: NvmlSession | None = None
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Begin with a look."""
@@ -302,20 +305,43 @@ class Watching:
         self._monitor.stop(1.0)
         self._watcher.close(1.0)
 
-    def _probe(self, addresses: Sequence[str]) -> Sequence[GpuHealth]:
-        session = self._session()
-        if session is None:
-            raise NvmlError("reading the GPUs' health", NvmlReturn.UNINITIALIZED)
-        self._follow(session, addresses)
-        return session.health(addresses, self._deadline)
+    def let_go(self) -> None:
+        """Let go of the GPUs until the node is read anew: what holds one keeps it from being handed over."""
+        with self._lock:
+            started, self._door = self._door is not None, None
+        if started and not self._watcher.rest(REST_SECONDS):
+            log.warning("events are still waited for in a call that does not end: the GPUs stay open")
 
-    def _follow(self, session: NvmlSession, addresses: Sequence[str]) -> None:
-        """Watch the events of these GPUs; the watcher begins with the first look, behind the session's own start."""
-        if not self._watching:
-            self._watching = True
-            session.accompany(self._watcher)
-            self._watcher.start()
+    def _probe(self, addresses: Sequence[str]) -> Sequence[GpuHealth] | None:
+        session = self._session()
+        # None: the GPUs were let go of; the next reading of the node opens them again.
+        if session is None or not self._follow(session, addresses):
+            return None
+        try:
+            return session.health(addresses, self._deadline)
+        except NvmlError:
+            if self._session() is not session:
+                return None  # let go of in the middle of it
+            raise
+
+    def _follow(self, session: NvmlSession, addresses: Sequence[str]) -> bool:
+        """Watch the events of these GPUs; the watcher begins with the first look, behind the session's own start.
+
+        False: the GPUs were let go of meanwhile.
+        """
+        with self._lock:
+            if self._session() is not session:
+                return False
+            if session is not self._door:
+                self._door = session
+                session.accompany(self._watcher)
+                if self._started:
+                    self._watcher.go_on()
+                else:
+                    self._started = True
+                    self._watcher.start()
         self._watcher.watch(addresses)
+        return True
 
     def _registered(self, state: WatchState) -> None:
         if state.problem is None and state.registered:

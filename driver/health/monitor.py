@@ -59,7 +59,7 @@ class Monitor:
     Args:
         keeper: takes everything in.
         inventory: the newest snapshot and, where there is one, why the driver does not answer now.
-        probe: reads the GPUs at these addresses; raises NvmlError.
+        probe: reads the GPUs at these addresses; raises NvmlError. None: they must not be asked now: that is no look.
         period: seconds between two looks.
         looked: called after each look, in this thread.
         heard: called with the events that came, in this thread; after it ``changed``.
@@ -70,7 +70,7 @@ class Monitor:
         self,
         keeper: Keeper,
         inventory: Callable[[], tuple[NodeInventory | None, str | None]],
-        probe: Callable[[Sequence[str]], Sequence[GpuHealth]],
+        probe: Callable[[Sequence[str]], Sequence[GpuHealth] | None],
         *,
         period: float,
         looked: Callable[[Look], None],
@@ -182,7 +182,10 @@ class Monitor:
             # One that no driver of NVIDIA's is bound to is nobody's to be asked about.
             addresses = [str(gpu.address) for gpu in inventory.gpus if gpu.driver in (None, "nvidia")]
             try:
-                health = {one.address: one for one in (self._probe(addresses) if addresses else ())}
+                read = self._probe(addresses) if addresses else ()
+                if read is None:
+                    return
+                health = {one.address: one for one in read}
                 problem = _driver_problem(health.values())
             except NvmlError as error:
                 problem = str(error)

@@ -119,6 +119,15 @@ def test_a_probe_without_an_answer_is_a_look_that_says_so(room: Room) -> None:
     assert room.keeper.unanswered == room.looks[0].problem
 
 
+def test_gpus_that_must_not_be_asked_now_are_left_alone_and_nothing_is_said(room: Room) -> None:
+    answers = iter([None, None, [GpuHealth(ADDRESS)]])
+    room.answer = lambda _asked: next(answers, [GpuHealth(ADDRESS)])  # type: ignore[assignment, return-value] # or None
+    room.monitor.start()
+    room.until(lambda: len(room.looks) >= 1)
+    assert len(room.asked) >= 3
+    assert room.looks[0].problem is None
+
+
 def test_while_the_driver_is_known_to_be_gone_it_is_not_asked(room: Room) -> None:
     room.unavailable = "not loaded"
     room.monitor.start()
