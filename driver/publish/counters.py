@@ -49,18 +49,17 @@ def counter_set(gpu: Gpu, *, divided: bool) -> JSON:
 
 @lru_cache(maxsize=64)
 def totals(profiles: Profiles) -> JSON:
-    """Counter name -> ``{"value": quantity}`` of a whole board.
+    """Counter name -> ``{"value": quantity}`` of a whole board; nothing of what it has nothing of.
 
     Slices are sized from the union of all placements (8 on most boards, 4 and 12 on others). Memory and
     multiprocessors go with the slices; their pools are what the largest profile has, or several of a smaller one
     together, so that they never refuse what the slices allow.
     """
     slices = max(placement.end for profile in profiles for placement in profile.placements)
-    counters = {
-        _counter(engine): _value(max(getattr(profile, engine) for profile in profiles)) for engine in ENGINES[1:]
-    }
+    amounts = {_counter(engine): max(getattr(profile, engine) for profile in profiles) for engine in ENGINES[1:]}
     for name, field in ((_counter(ENGINES[0]), ENGINES[0]), (_MEMORY, "memory_bytes")):
-        counters[name] = _value(max(getattr(one, field) * max(one.instance_count, 1) for one in profiles))
+        amounts[name] = max(getattr(one, field) * max(one.instance_count, 1) for one in profiles)
+    counters = {name: _value(amount) for name, amount in amounts.items() if amount}
     counters.update({f"memory-slice-{number}": _value(1) for number in range(slices)})
     return counters
 
