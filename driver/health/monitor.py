@@ -152,6 +152,8 @@ class Monitor:
         for event, count in events.items():
             finding = self._keeper.event(event, count)
             if finding is None:
+                if event.address is None:
+                    log.warning("NVML reported %s and not of which GPU; see dmesg", event)
                 continue
             self._held[event] += count
             if now - self._told.get(event, -REPEAT_SECONDS) >= REPEAT_SECONDS:
