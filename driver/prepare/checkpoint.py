@@ -1,6 +1,7 @@
 """The checkpoint file: what is prepared on this node, durable before it is acted upon.
 
-Every change is a whole file: written beside the current one, synced, renamed, the folder synced. Changes that arrive
+Every change is a whole file: written beside the current one, synced, renamed, the folder synced. The two syncs are most
+of what a change costs, and are left out where the state of before would do after a loss of power. Changes that arrive
 while a write is under way go out together in the next one. The file before the last change is kept as a second copy;
 the one before that is what the next change is written into, because a file system takes longer to free a file and to
 make another one than to write.
@@ -43,9 +44,10 @@ class Loaded(msgspec.Struct, frozen=True):
 class _Change(msgspec.Struct):
     records: Mapping[str, ClaimRecord | None]
     frees: bool
+    sync: bool
     done: bool = False
     error: OSError | None = msgspec.field(default_factory=lambda: OSError(errno.EINTR, "the write was interrupted"))
-    """None once the change is on the disk."""
+    """None once the change is written."""
 
 
 class Checkpoint:
@@ -98,18 +100,27 @@ class Checkpoint:
         with self._writer:
             self._loaded = False
 
-    def commit(self, records: Mapping[str, ClaimRecord | None], *, boot_id: str | None, frees: bool = False) -> None:
-        """Make changes durable: UID -> new record, or None to drop it. Returns when they are on the disk.
+    def commit(
+        self,
+        records: Mapping[str, ClaimRecord | None],
+        *,
+        boot_id: str | None,
+        frees: bool = False,
+        sync: bool = True,
+    ) -> None:
+        """Make changes durable: UID -> new record, or None to drop it. Returns when they are written.
 
         Args:
             records: the changes; no two calls at the same time may be about one UID.
             boot_id: of the running system.
             frees: the change leads to less being held, and may use the space that is reserved for a full disk.
+            sync: wait until the disk has them. False: they outlive this process, and as a rule also a machine that
+                loses its power, which then may find the state of before them.
 
         Raises:
             ClaimError: WriteFailed, retryable; the old state stands.
         """
-        change = _Change(records, frees)
+        change = _Change(records, frees, sync)
         with self._queue_lock:
             self._queue.append(change)
         with self._writer:
@@ -153,13 +164,14 @@ class Checkpoint:
             self._state, records=MappingProxyType(records), boot_id=boot_id, sequence=self._state.sequence + 1
         )
         data = envelope.encode(state)
+        sync = any(change.sync for change in batch)
         if reserve:
             self._fill_reserve(data)
         else:
             self._reuse_previous()
-            files.write_over(self._temporary, data, 0o600)
+            files.write_over(self._temporary, data, 0o600, sync=sync)
         self._keep_previous()
-        files.replace(self._temporary, self.path)
+        files.replace(self._temporary, self.path, sync=sync)
         self._state = state
         self._identity = self._identify()
         self._make_reserve()

@@ -46,8 +46,8 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
         os.close(descriptor)
 
 
-def write_over(path: Path, data: bytes, mode: int) -> None:
-    """Write a file and sync it, into the one that stands at ``path`` if nobody else has a part in that.
+def write_over(path: Path, data: bytes, mode: int, *, sync: bool = True) -> None:
+    """Write a file, and sync it if wanted, into the one that stands at ``path`` if nobody else has a part in that.
 
     A link, anything that is no regular file, and a file with a second name are replaced as in ``write_new``. On failure
     nothing is left at ``path``.
@@ -66,7 +66,8 @@ def write_over(path: Path, data: bytes, mode: int) -> None:
         os.fchmod(descriptor, mode)
         write_all(descriptor, data)
         os.ftruncate(descriptor, len(data))
-        os.fsync(descriptor)
+        if sync:
+            os.fsync(descriptor)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to report
             path.unlink()
@@ -83,8 +84,8 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def replace(temporary: Path, final: Path) -> None:
-    """Rename over ``final`` and make the rename durable. ``temporary`` is removed where the rename fails.
+def replace(temporary: Path, final: Path, *, sync: bool = True) -> None:
+    """Rename over ``final`` and, if wanted, make the rename durable. ``temporary`` is removed where the rename fails.
 
     Raises:
         OSError: of the rename or of the sync of the folder.
@@ -95,7 +96,8 @@ def replace(temporary: Path, final: Path) -> None:
         with contextlib.suppress(OSError):  # the rename's error is the one to report
             temporary.unlink()
         raise
-    sync_folder(final.parent)
+    if sync:
+        sync_folder(final.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -65,10 +65,10 @@ class Session:
             found, self._problems = self._problems, []
         return tuple(found)
 
-    def commit(self, changes: Mapping[str, ClaimRecord | None], *, frees: bool = False) -> None:
+    def commit(self, changes: Mapping[str, ClaimRecord | None], *, frees: bool = False, sync: bool = True) -> None:
         """Make changes durable (``Checkpoint.commit``); nothing to change costs nothing."""
         if changes:
-            self._checkpoint.commit(changes, boot_id=self.boot_id, frees=frees)
+            self._checkpoint.commit(changes, boot_id=self.boot_id, frees=frees, sync=sync)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[float]:
