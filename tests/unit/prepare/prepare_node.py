@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from driver.model import Gpu, GpuState, NodeInventory, PciAddress
-from driver.prepare import ClaimRef, CommonEdits, DeviceNodes, Preparer
+from driver.prepare import ClaimRef, CommonEdits, DeviceNodes, Preparer, Step
 from driver.prepare.cdi import CdiMount, ContainerEdits
 
 DRIVER = "gpu.nvidia.com"
@@ -131,7 +131,7 @@ class FakeNode:
         self.snapshots += 1
         return NodeInventory(self.driver_version, (13, 0), "13.580", self.gpus) if self.ready else None
 
-    def start(self, patience: float = 10.0) -> Preparer:
+    def start(self, patience: float = 10.0, steps: Sequence[Step] = ()) -> Preparer:
         """A driver process that starts now."""
         return Preparer(
             DRIVER,
@@ -141,6 +141,7 @@ class FakeNode:
             self.inventory,
             edits=self.edits,
             nodes=DeviceNodes(self.nodes),
+            steps=steps,
             boot_id=lambda: self.boot,
             faults=lambda point: self.faults(point),
             patience=patience,
