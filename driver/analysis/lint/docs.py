@@ -27,7 +27,8 @@ gpudra lint --cluster -o sarif > lint.sarif   # for what shows findings beside c
 Exit code 0: nothing of the severity that `--fail-on` names (`warning` by default); 1: something of it; 2: documents
 could not be read, or the question could not be asked. A document that cannot be read is named with the field that is
 wrong, and the others are looked at all the same. `--select` and `--ignore` take ids (`A06`), beginnings of ids (`A1`)
-and names (`node-local`); `--list` shows them.
+and names (`node-local`); `--list` shows them. The text shows the first 20 findings of a rule (`--all` all of them) with
+its reason and remedy (`--brief` without); the other forms hold everything.
 
 Severities: **error**: pods stay pending or an autoscaler stops; **warning**: an autoscaler decides wrongly; **note**:
 good to know, nothing is wrong with the document.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from driver.analysis.lint import Options, Severity, lint
 from driver.analysis.shape import AttributeKinds, differences, export, instantiate
 from driver.cli.documents import published, validators
 from driver.cli.main import build_parser
+from driver.cli.node import read_node
+from driver.model import Gpu, MigSupport, NodeInventory, Passthrough
+from driver.publish import build_pool, slice_objects
 from driver.publish.kinds import attribute_kinds
 
 JSON = dict[str, Any]
@@ -59,6 +63,33 @@ def test_the_shape_of_a_profile_gives_clean_slices_and_itself_again(profile: str
     again = export(made, KINDS, strict=True)
     assert again.document == shape.document
     assert differences(shape, again, KINDS) == ()
+
+
+FEATURES: dict[str, Callable[[int, Gpu], Gpu]] = {
+    "shares": lambda _number, gpu: replace(gpu, shares=4),
+    "shares of some": lambda number, gpu: replace(gpu, shares=4) if number < 4 else gpu,
+    "passthrough": lambda _number, gpu: replace(gpu, passthrough=Passthrough("NVIDIA H200")),
+    "passthrough of some": lambda number, gpu: replace(gpu, passthrough=Passthrough()) if number < 4 else gpu,
+}
+
+
+@functools.cache
+def machine() -> NodeInventory:
+    """An H200 node and what its boards can be divided into."""
+    return read_node(build_parser(["lint"]).parse_args(["lint", "--mock-profile", "h200"]), mig=True)
+
+
+@pytest.mark.parametrize("mig", MigSupport)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_slices_with_a_feature_are_clean_and_have_a_shape(feature: str, mig: MigSupport) -> None:
+    gpus = tuple(FEATURES[feature](number, gpu) for number, gpu in enumerate(machine().gpus))
+    inventory = replace(machine(), gpus=gpus)
+    names = {"node_name": "node-a", "driver_name": "gpu.nvidia.com"}
+    slices = slice_objects(build_pool(inventory, mig=mig, counters=mig is MigSupport.DYNAMIC, **names), **names)
+
+    assert worse_than_notes(read(slices) + load([DEPLOY])) == []
+    shape = export(slices, KINDS, strict=True)
+    assert export(instantiate(shape, "imaginary"), KINDS).document == shape.document
 
 
 def test_profiles_have_shapes_of_their_own() -> None:
