@@ -150,14 +150,19 @@ class Keeper:
                     found += findings.of_registration(unmonitored[address])
                 self._looked(self._gpus.setdefault(address, GpuHistory()), address, found, probe)
 
-    def driver_gone(self, reason: str) -> None:
-        """A look has ended without an answer: the driver or its library is not there."""
+    def driver_gone(self, reason: str, *, unloaded: bool = True) -> None:
+        """A look has ended without an answer.
+
+        Args:
+            unloaded: the driver or its library is not there, so that it comes back anew.
+        """
         with self._lock:
             self._driver_gone = reason
             for gpu in self._gpus.values():
                 gpu.well_since = None
                 gpu.reached = False
-                self._clear(gpu)
+                if unloaded:
+                    self._clear(gpu)
 
     @property
     def unanswered(self) -> str | None:

@@ -21,7 +21,7 @@ import msgspec
 from driver.health.findings import NO_DRIVER, Finding, of_event
 from driver.health.keeper import Keeper
 from driver.model import NodeInventory
-from native.nvml.errors import NvmlError, code_name
+from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlTimeoutError, code_name
 from native.nvml.eventtypes import NvmlEvent
 from native.nvml.healthtypes import GpuHealth
 
@@ -94,6 +94,7 @@ class Monitor:
         self._held: Counter[NvmlEvent] = Counter()
         self._asked = True
         self._stopping = False
+        self._silent: str | None = None
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
 
     def start(self) -> None:
@@ -177,26 +178,38 @@ class Monitor:
     def _look(self) -> None:
         inventory, unavailable = self._inventory()
         health: Mapping[str, GpuHealth] = {}
-        problem = unavailable
-        if inventory is None:
-            problem = unavailable or "the node has not been read yet"
-        elif problem is None:
+        problem, unloaded = unavailable or "the node has not been read yet", False
+        if inventory is not None:
             # One that no driver of NVIDIA's is bound to is nobody's to be asked about.
             addresses = [str(gpu.address) for gpu in inventory.gpus if gpu.driver in (None, "nvidia")]
             try:
                 read = self._probe(addresses) if addresses else ()
+            except NvmlTimeoutError as error:
+                # No answer is no look: what was said before grows old where it was said.
+                self._say_silent(str(error))
+                return
+            except NvmlError as error:
+                read, failure, unloaded = (), str(error), isinstance(error, LibraryUnavailableError)
+            else:
                 if read is None:
                     return
-                health = {one.address: one for one in read}
-                problem = _driver_problem(health.values())
-            except NvmlError as error:
-                problem = str(error)
-        if problem is not None or inventory is None:
-            self._keeper.driver_gone(problem or "")
+                failure = _driver_problem(read)
+                unloaded = failure is not None
+            health = {one.address: one for one in read}
+            problem = unavailable or failure or ""
+        self._silent = None
+        if problem or inventory is None:
+            self._keeper.driver_gone(problem, unloaded=unloaded)
         else:
             self._keeper.look(inventory.gpus, health, self._unmonitored())
         self._tell_rest()
-        self._looked(Look(health, problem))
+        self._looked(Look(health, problem or None))
+
+    def _say_silent(self, problem: str) -> None:
+        """Once for each silence."""
+        if self._silent is None:
+            log.warning("the GPUs' health cannot be probed: %s", problem)
+        self._silent = problem
 
 
 def _driver_problem(health: Iterable[GpuHealth]) -> str | None:

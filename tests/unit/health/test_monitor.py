@@ -14,7 +14,7 @@ from driver.health.monitor import Heard, Look, Monitor
 from driver.health.remembered import KEEP_SECONDS, Album, Remembered
 from driver.health.store import HealthStore
 from driver.model import Gpu, GpuState, MigPartition, NodeInventory, NvLinkGroup, Placement
-from native.nvml.errors import NvmlError
+from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlTimeoutError
 from native.nvml.eventtypes import EventType, NvmlEvent
 from native.nvml.healthtypes import GpuHealth
 
@@ -128,11 +128,43 @@ def test_gpus_that_must_not_be_asked_now_are_left_alone_and_nothing_is_said(room
     assert room.looks[0].problem is None
 
 
-def test_while_the_driver_is_known_to_be_gone_it_is_not_asked(room: Room) -> None:
+def test_while_the_node_says_that_there_is_no_driver_a_look_says_so_too(room: Room) -> None:
     room.unavailable = "not loaded"
     room.monitor.start()
     room.until(lambda: len(room.looks) >= 2)
-    assert (room.asked, room.looks[0].problem) == ([], "not loaded")
+    assert room.looks[0].problem == "not loaded"
+    assert room.keeper.unanswered == "not loaded"
+
+
+@pytest.mark.bug("B111")
+def test_a_probe_that_did_not_end_in_time_is_no_look_and_ends_no_fault(room: Room) -> None:
+    late = NvmlTimeoutError("nvmlDeviceGetMemoryInfo", ADDRESS, 30.0)
+    outcomes: list[Exception | None] = [None, late, late, None]
+
+    def answer(asked: Sequence[str]) -> Sequence[GpuHealth]:
+        outcome = outcomes.pop(0) if outcomes else None
+        if outcome is not None:
+            raise outcome
+        return [GpuHealth(one) for one in asked]
+
+    room.answer = answer
+    room.xid(119)
+    room.monitor.start()
+    room.until(lambda: len(room.looks) >= 2 and not outcomes)
+    assert all(look.problem is None for look in room.looks)
+    (standing, *_), _ = room.keeper.standing(ADDRESS)
+    assert not standing.cleared, "a busy driver is no reset"
+
+
+def test_a_driver_that_was_unloaded_ends_what_a_reset_ends(room: Room) -> None:
+    def answer(_asked: Sequence[str]) -> Sequence[GpuHealth]:
+        raise LibraryUnavailableError("nvmlInit_v2", 9, "not loaded")
+
+    room.xid(119)
+    room.answer = answer
+    room.monitor.start()
+    room.until(lambda: len(room.looks) >= 2)
+    assert room.keeper.standing(ADDRESS)[0][0].cleared
 
 
 @pytest.mark.bug("B110")
