@@ -36,7 +36,11 @@ class Grammar:
         if depth <= 0:
             return self.pick(("true", "false", "device.allowMultipleAllocations", 'device.attributes["d.io"].ok'))
         kind = self._random.randrange(14)
-        a, b = (lambda what: self.of(what, depth)), (lambda what: self.of(what, depth))
+
+        def a(what: str) -> str:
+            return self.of(what, depth)
+
+        b = a
         makers: list[Callable[[], str]] = [
             lambda: f"({a('boolean')} && {b('boolean')})",
             lambda: f"({a('boolean')} || {b('boolean')})",

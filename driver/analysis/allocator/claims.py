@@ -31,7 +31,7 @@ _OUTER: Final = frozenset(("name", "exactly", "firstAvailable"))
 _DEVICES: Final = frozenset(("requests", "constraints", "config"))
 _CONSTRAINT: Final = frozenset(("requests", "matchAttribute", "distinctAttribute"))
 _TOLERATION: Final = frozenset(("key", "operator", "value", "effect", "tolerationSeconds"))
-_CLASS: Final = frozenset(("selectors", "config", "extendedResourceName", "suitableNodes"))
+_CLASS: Final = frozenset(("selectors", "config", "extendedResourceName"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ _DEVICE: Final = frozenset(
         "nodeAllocatableResources",
     ]
 )
+_POOL: Final = frozenset(("name", "generation", "resourceSliceCount"))
 _ATTRIBUTE: Final = frozenset(("int", "bool", "string", "version", "ints", "bools", "strings", "versions"))
 _CAPACITY: Final = frozenset(("value", "requestPolicy"))
 _POLICY: Final = frozenset(("default", "validValues", "validRange"))
@@ -182,6 +183,7 @@ class Slice:
         spec = whole.need("spec")
         spec.known(_SPEC)
         pool = spec.need("pool")
+        pool.known(_POOL)
         self.driver = spec.text("driver")
         self.pool = pool.text("name")
         self.generation = pool.number("generation")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 
 from ..quantity import Quantity
@@ -95,20 +94,16 @@ class Search:
         Raises:
             AttemptError: the attempt ends without an answer for this node.
         """
-        depth = sys.getrecursionlimit()
-        needed = 200 + 3 * sum(RESULTS_MAX + 3 * len(each.requests) + 2 for each in self._claims)
-        if needed > depth:
-            sys.setrecursionlimit(needed)
         try:
             return self._claim(0)
+        except RecursionError as error:
+            raise AttemptError("the claims ask for more devices than this port can follow", "unknown") from error
         except ClaimFullError as error:
             raise AttemptError("allocation max size exceeded") from error
         except SelectionError as error:
             raise AttemptError(str(error)) from error
         except SelectorError as error:
             raise AttemptError(f"failed to parse node selector: {error}") from error
-        finally:
-            sys.setrecursionlimit(depth)
 
     def _count(self) -> None:
         self.calls += 1

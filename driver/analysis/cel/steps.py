@@ -96,6 +96,8 @@ def _get(whole: object, key: object) -> object:
         if key != int(key) or not 0 <= key < len(whole):
             raise EvaluationError(f"index out of bounds: {key}")
         return whole[int(key)]
+    if isinstance(whole, str):
+        raise EvaluationError(f"no such key: {key}")
     raise no_overload()
 
 
