@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from driver.analysis.document_text import Value
 from driver.analysis.documents import Collection, collect, load
 from driver.analysis.lint import Options, Severity, lint
-from driver.analysis.shape import AttributeKinds, differences, export, instantiate
+from driver.analysis.shape import AttributeKinds, config_map, differences, export, instantiate
 from driver.cli.documents import published, validators
 from driver.cli.main import build_parser
 from driver.cli.node import read_node
@@ -90,6 +91,12 @@ def test_slices_with_a_feature_are_clean_and_have_a_shape(feature: str, mig: Mig
     assert worse_than_notes(read(slices) + load([DEPLOY])) == []
     shape = export(slices, KINDS, strict=True)
     assert export(instantiate(shape, "imaginary"), KINDS).document == shape.document
+
+
+def test_sixteen_gpus_in_all_their_partitions_fit_into_a_config_map() -> None:
+    eight = config_map(export(own("dgx-h100", "dynamic"), KINDS), namespace="gpudra-system")
+
+    assert 2 * len(json.dumps(eight).encode()) < 2**20
 
 
 def test_profiles_have_shapes_of_their_own() -> None:
