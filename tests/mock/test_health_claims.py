@@ -126,3 +126,25 @@ def test_containers_get_their_devices_attributes_where_that_is_set(scene: Scene)
     assert any(published["uuid"]["string"] in path.read_text() for path in files)
     scene.unprepare("told")
     assert list((scene.plugins / DRIVER).rglob("*metadata.json")) == []
+
+
+@pytest.mark.bug("B63")
+def test_a_journal_that_cannot_be_written_costs_no_claim(scene: Scene) -> None:
+    state_dir(scene).mkdir(parents=True)
+    (state_dir(scene) / "journal").write_text("a file stands here")
+    running(scene)
+    scene.claim("one")
+    assert len(scene.prepare("one")) == 1
+    scene.until(lambda: scene.logged("the journal in"), "a word about it")
+    scene.unprepare("one")
+    assert scene.specs() == []
+    assert scene.end() == 0
+
+
+def test_without_a_journal_everything_else_goes_on(scene: Scene) -> None:
+    running(scene, journal_bytes=0)
+    scene.claim("one")
+    assert len(scene.prepare("one")) == 1
+    scene.unprepare("one")
+    assert not (state_dir(scene) / "journal").exists()
+    assert scene.end() == 0
