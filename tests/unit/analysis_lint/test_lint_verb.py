@@ -265,6 +265,17 @@ class TestCluster:
     def test_kinds_that_a_cluster_need_not_have_are_not_missed(self) -> None:
         assert cluster.read_cluster(FakeServer({**EMPTY, f"{DRA}/resourceslices": []})).problems == ()
 
+    def test_the_role_for_readers_permits_what_is_asked_for_and_nothing_else(self) -> None:
+        yaml = pytest.importorskip("yaml")
+        role = yaml.safe_load((Path(__file__).parents[3] / "deploy" / "reader.yaml").read_text(encoding="utf-8"))
+        permitted = {(rule["apiGroups"][0], plural) for rule in role["rules"] for plural in rule["resources"]}
+
+        def group(path: str) -> str:
+            return "" if path.startswith("api/") else path.split("/")[1]
+
+        assert permitted == {(group(path), kind.plural) for kind in cluster.KINDS for path in kind.groups}
+        assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list"}
+
     def test_the_verb_reads_the_cluster_that_was_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
