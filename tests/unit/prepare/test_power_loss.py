@@ -109,6 +109,7 @@ def test_an_answered_unprepare_outlives_the_power(node: FakeNode, disk: Disk) ->
 
 def test_an_unprepare_that_was_not_answered_is_found_as_if_it_had_not_begun(node: FakeNode, disk: Disk) -> None:
     preparer = started(node)
+    preparer.prepare({"u1": claim("u1", result(0))})  # with its intent the other claim's result is synced
 
     class PowerLossError(Exception):
         """The end of the machine."""
