@@ -12,7 +12,7 @@ from driver.offering import Offering
 from driver.prepare import DeviceNodes, DriverRoot, HostEdits, MigDoor, MigStep, Preparer
 from driver.settings import Settings
 from kubeletplugin.client import KubeClient
-from native.capabilities import capability_minor
+from native.capabilities import capability_minor, make_capability_node
 from native.devnodes import read_node
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ def make_preparer(
         str(settings.host_dev_path.parent),
         require_devices=not settings.plain_device_nodes,
         capabilities=functools.partial(capability_minor, settings.proc_root),
+        make_capability=None
+        if settings.plain_device_nodes
+        else functools.partial(make_capability_node, settings.proc_root, devices),
     )
     door = MigDoor(session, settings.nvml_deadline_seconds)
     return Preparer(

@@ -7,12 +7,16 @@ read, not computed.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 CAPABILITIES = "driver/nvidia/capabilities"
+_NODE_MODE = 0o444
+_MAJOR = re.compile(r"^\s*(\d{1,9})\s+nvidia-caps\s*$", re.MULTILINE)
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d{1,9})\s*$", re.MULTILINE)
 _NUMBERED = re.compile(r"\A(gpu|gi|ci)(\d{1,6})\Z")
 
@@ -45,6 +49,30 @@ def capability_minor(
     if match is None:
         raise ValueError(f"{path} names no DeviceFileMinor")
     return int(match[1])
+
+
+def make_capability_node(proc_root: Path | str, device_root: Path | str, minor: int) -> None:
+    """Make /dev/nvidia-caps/nvidia-cap<minor>, as NVIDIA's nvidia-modprobe does, where NVML has not.
+
+    NVML has the node made by a program that a container need not have (nvidia-modprobe), in the container's own /dev.
+
+    Args:
+        proc_root: where the host's /proc is; it has the major number, dealt out when the module is loaded.
+        device_root: the folder that holds ``dev``.
+        minor: as ``capability_minor`` gives it.
+
+    Raises:
+        OSError: it cannot be made, or the kernel has no such devices.
+    """
+    folder = Path(f"{device_root}/dev/nvidia-caps")
+    devices = Path(f"{proc_root}/devices").read_text(encoding="ascii", errors="replace")
+    major = _MAJOR.search(devices)
+    if major is None:
+        raise FileNotFoundError(f"{proc_root}/devices has no nvidia-caps")
+    folder.mkdir(mode=0o755, exist_ok=True)
+    path = folder / f"nvidia-cap{minor}"
+    os.mknod(path, stat.S_IFCHR | _NODE_MODE, os.makedev(int(major[1]), minor))
+    path.chmod(_NODE_MODE)  # whatever the umask
 
 
 def instance_minors(proc_root: Path | str) -> InstanceMinors:

@@ -6,6 +6,7 @@ next load, so they are neither stored nor written: the runtime looks at the host
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from driver.model import Gpu
@@ -63,6 +64,7 @@ class DeviceNodes:
         require_devices: False on a mock node, where making device nodes needs a right that a user does not have and
             plain files stand for them.
         capabilities: looks up the nodes of MIG instances.
+        make_capability: makes the N-th of those nodes where nobody has; OSError: it cannot.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class DeviceNodes:
         *,
         require_devices: bool = True,
         capabilities: CapabilityReader = no_capabilities,
+        make_capability: Callable[[int], None] | None = None,
     ) -> None:
         self._reader = reader
         self._capabilities = capabilities
+        self._make_capability = make_capability
         self._host_root = host_root.rstrip("/")
         self._require_devices = require_devices
 
@@ -151,7 +155,17 @@ class DeviceNodes:
                 "not the one that the agent sees",
                 Reason.DEVICE_NOT_READY,
             )
-        return self._needed(f"/dev/nvidia-caps/nvidia-cap{number}", f"nvidia-modprobe -f {access}")
+        path = f"/dev/nvidia-caps/nvidia-cap{number}"
+        if self._make_capability is not None and self._look(path) is None:
+            try:
+                self._make_capability(number)
+            except OSError as error:
+                raise ClaimError(
+                    f"device node {self._host_root}{path} does not exist and cannot be made: {error}; run "
+                    f"`nvidia-modprobe -f {access}` on the host",
+                    Reason.DEVICE_NOT_READY,
+                ) from error
+        return self._needed(path, f"nvidia-modprobe -f {access}")
 
     def _needed(self, path: str, remedy: str) -> CdiDeviceNode:
         status = self._look(path)

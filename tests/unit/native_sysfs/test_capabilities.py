@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from native.capabilities import capability_minor, instance_minors
+from native.capabilities import capability_minor, instance_minors, make_capability_node
 
 
 def access(proc: Path, path: str, text: str) -> None:
@@ -48,6 +50,34 @@ def test_all_instances_are_listed_and_one_that_cannot_be_read_hides_no_other(pro
     access(proc, "gpu1/mig/gi2/ci1", "")
     access(proc, "gpu1/mig/gix", "DeviceFileMinor: 9\n")
     assert instance_minors(proc) == {(1, 2, None): 156, (1, 2, 0): 157}
+
+
+@pytest.mark.bug("B76")
+@pytest.mark.bug("B79")
+def test_a_node_that_nobody_made_is_made_with_the_major_of_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Path, int, int]] = []
+
+    def mknod(path: Path, mode: int, device: int) -> None:
+        made.append((path, mode, device))
+        path.touch()
+
+    monkeypatch.setattr(os, "mknod", mknod)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "devices").write_text(
+        "Character devices:\n195 nvidia\n508 nvidia-caps\n509 nvidia-caps-imex-channels\n"
+    )
+    make_capability_node(tmp_path, tmp_path, 157)
+    path = tmp_path / "dev/nvidia-caps/nvidia-cap157"
+    assert made == [(path, stat.S_IFCHR | 0o444, os.makedev(508, 157))]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
+def test_without_such_devices_in_the_kernel_none_is_made(tmp_path: Path) -> None:
+    (tmp_path / "devices").write_text("Character devices:\n195 nvidia\n509 nvidia-caps-imex-channels\n")
+    with pytest.raises(OSError, match="has no nvidia-caps"):
+        make_capability_node(tmp_path, tmp_path, 157)
 
 
 def test_a_kernel_without_mig_has_none(tmp_path: Path) -> None:

@@ -81,3 +81,69 @@ def test_a_node_that_cannot_be_looked_at_is_a_claim_error() -> None:
 
     with pytest.raises(ClaimError, match="cannot look at device node /dev/nvidiactl: Permission denied"):
         DeviceNodes(refuse).control()
+
+
+# partitions
+
+
+def capabilities(gpu_minor: int, gpu_instance: int, compute_instance: int | None) -> int | None:
+    """GPU instance 3 of the GPU with minor 1, and its first compute instance."""
+    known = {(1, 3, None): 165, (1, 3, 0): 166}
+    return known.get((gpu_minor, gpu_instance, compute_instance))
+
+
+def partition_paths(nodes: DeviceNodes, graphics: bool = False) -> list[str]:
+    return [node.path for node in nodes.of_partition(gpu(1), 3, 0, graphics=graphics)]
+
+
+@pytest.mark.bug("B79")
+@pytest.mark.bug("B114")
+def test_a_partition_has_its_gpus_node_and_those_of_both_its_instances() -> None:
+    root = FakeDeviceNodes()
+    root.nodes.update({f"/dev/nvidia-caps/nvidia-cap{number}": FakeStatus() for number in (165, 166, 175)})
+    nodes = DeviceNodes(root, capabilities=capabilities)
+    assert partition_paths(nodes) == [
+        "/dev/nvidia1",
+        "/dev/nvidia-caps/nvidia-cap165",
+        "/dev/nvidia-caps/nvidia-cap166",
+    ]
+    assert "/dev/dri/card1" in partition_paths(nodes, graphics=True)
+    assert nodes.has_instance(gpu(1), 3, 0)
+    assert not nodes.has_instance(gpu(1), 3, 1)
+    assert not nodes.has_instance(gpu(1, minor=None), 3, 0)
+
+
+@pytest.mark.bug("B79")
+def test_a_capability_node_that_nobody_made_is_made() -> None:
+    root = FakeDeviceNodes()
+    root.nodes["/dev/nvidia-caps/nvidia-cap166"] = FakeStatus()
+    asked: list[int] = []
+
+    def make(number: int) -> None:
+        asked.append(number)
+        root.nodes[f"/dev/nvidia-caps/nvidia-cap{number}"] = FakeStatus()
+
+    nodes = DeviceNodes(root, capabilities=capabilities, make_capability=make)
+    assert len(partition_paths(nodes)) == 3
+    assert asked == [165]
+
+
+def test_where_it_cannot_be_made_the_program_that_could_is_named() -> None:
+    def make(number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    nodes = DeviceNodes(FakeDeviceNodes(), capabilities=capabilities, make_capability=make)
+    with pytest.raises(ClaimError, match=r"nvidia-cap165 does not exist and cannot be made.*nvidia-modprobe -f /proc"):
+        partition_paths(nodes)
+    with pytest.raises(ClaimError, match=r"nvidia-cap165 does not exist; run `nvidia-modprobe -f /proc"):
+        partition_paths(DeviceNodes(FakeDeviceNodes(), capabilities=capabilities))
+
+
+def test_what_the_kernel_says_and_cannot_be_read_is_told() -> None:
+    def unreadable(gpu_minor: int, gpu_instance: int, compute_instance: int | None) -> int | None:
+        raise ValueError("access names no DeviceFileMinor")
+
+    nodes = DeviceNodes(FakeDeviceNodes(), capabilities=unreadable)
+    with pytest.raises(ClaimError, match="names no DeviceFileMinor"):
+        partition_paths(nodes)
+    assert not nodes.has_instance(gpu(1), 3, 0)
