@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from native.driverroot import driver_libraries, find_binary
-
 _SHOWN_OUTPUT = 400
 _KILL_SECONDS = 1.0
 """How long a killed program may take to be gone."""
@@ -75,6 +73,8 @@ class DriverPrograms:
         Raises:
             CommandError: nowhere below the driver root; the message lists where it was looked for.
         """
+        from native.driverroot import find_binary  # nothing of it is needed before a program is
+
         try:
             return find_binary(self._root, program)
         except OSError as error:
@@ -176,6 +176,8 @@ class DriverPrograms:
         with self._lock:
             if version is None or self._linked == version:
                 return
+            from native.driverroot import driver_libraries
+
             try:
                 libraries = driver_libraries(self._root, version)
                 self._links.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +129,8 @@ class MpsDaemons:
                 raise DaemonError(f"control daemon {process.pid} cannot be ended; it may hang on its GPU")
         if watch is not None:
             watch.join(max(deadline.left, 0.5))
+        import shutil  # with its compressors it takes as long to import as the rest of this room
+
         try:
             shutil.rmtree(folders.base)
         except FileNotFoundError:

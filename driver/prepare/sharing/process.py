@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from native import launch
+import native
 
+_LAUNCH: Final = Path(native.__file__).with_name("launch.py")
+"""Run as a script of its own, never imported here: it needs ctypes, and this module is loaded at the agent's start."""
 _LONGEST_SOCKET_PATH: Final = 107
 """sun_path of unix(7), without the NUL."""
 _SHOWN: Final = 300
@@ -164,7 +166,7 @@ class Launcher:
         command = [str(self._program), *arguments]
         if private_shm:
             bind = f"{folders.shm}:/dev/shm"  # clients get the same folder there
-            command = [sys.executable, "-I", str(Path(launch.__file__)), "--bind", bind, "--", *command]
+            command = [sys.executable, "-I", str(_LAUNCH), "--bind", bind, "--", *command]
         try:
             with (folders.log / "console.log").open("wb") as console:
                 child = subprocess.Popen(
