@@ -49,7 +49,7 @@ class Quantity:
 
     def value(self) -> int:
         """The whole number, rounded away from zero, wrapped as int64 as upstream's ``Value`` does."""
-        return _rounded(self.nanos, NANO)
+        return wrapped(-(-self.nanos // NANO) if self.nanos >= 0 else self.nanos // NANO)
 
     def same_as(self, other: Quantity) -> bool:
         """Equal in value, notation and kept text: Go's ``==`` on two quantities."""
@@ -91,6 +91,7 @@ def parse(text: str) -> Quantity:
     base, exponent, notation = _suffix(text, suffix)
     scale = len(fraction)
     unscaled = int((digits + fraction) or "0")
+    # The bound keeps a hostile exponent from filling the memory; nothing so large or so small has a meaning.
     if base == 2:
         numerator, denominator = unscaled * (1 << exponent) * NANO, 10**scale
     elif exponent - scale + 9 >= 0:
@@ -147,13 +148,6 @@ def _canonical(shifted: str, base: int, scale: int) -> bool:
     if base == 2:
         return scale % 10 == 0 and int(shifted) & 7 != 0
     return scale % 3 == 0 and not shifted.endswith("000") and shifted[0] != "0"
-
-
-def _rounded(nanos: int, unit: int) -> int:
-    number = (
-        -(-nanos // unit) if nanos >= 0 else -(nanos // -unit if nanos % unit == 0 else (-nanos + unit - 1) // unit)
-    )
-    return wrapped(number)
 
 
 def wrapped(number: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -107,7 +108,7 @@ class Allocator:
         compiled = [Slice(value, position, self._unsupported) for position, value in enumerate(slices)]
         taints.apply(taint_rules, compiled, rules, self._unsupported)
         self._inventory = Inventory(compiled, rules)
-        self._used = allocated(claims, consumable=rules.consumable) if used is None else used
+        self.held = allocated(claims, consumable=rules.consumable) if used is None else used
         self._share = share
         self._limit = limit
 
@@ -115,6 +116,16 @@ class Allocator:
     def unsupported(self) -> tuple[str, ...]:
         """Fields of classes, slices and rules read so far that this port does not know."""
         return tuple(dict.fromkeys(self._unsupported))
+
+    def holding(self, claims: Iterable[Document]) -> Allocator:
+        """The same cluster with these claims instead: what one has been told of slices and selectors the other knows.
+
+        Raises:
+            DocumentError: a document cannot be read.
+        """
+        other = copy.copy(self)
+        other.held = allocated(claims, consumable=self.rules.consumable)
+        return other
 
     def allocate(self, where: Document, claims: Sequence[Document]) -> Outcome:
         """Try to allocate the claims on a node.
@@ -145,7 +156,7 @@ class Allocator:
         wanted = [claim_documents.claim(value, []) for value in claims]
         on = node(where)
         selection = Selection(self.rules, wanted, self._classes)
-        counting = Counting(self.rules, on, self._inventory.pools(on), self._used, selection)
+        counting = Counting(self.rules, on, self._inventory.pools(on), self.held, selection)
         return tuple(
             counting.count(claim, request, self._classes[request.class_name].selectors)
             for claim in wanted
@@ -186,7 +197,7 @@ class Allocator:
             run.claims,
             checked.wishes,
             checked.trackers,
-            self._used,
+            self.held,
             selection,
             self._limit,
         )
@@ -321,7 +332,7 @@ class Allocator:
         """Whether the device has the capacity, as far as ``All`` looks at it."""
         if not self.rules.consumable:
             return True
-        used = {} if self.rules.all_means_static else self._used.capacity.get(device.id, {})
+        used = {} if self.rules.all_means_static else self.held.capacity.get(device.id, {})
         try:
             return fits(request.capacities, device.capacity, used, {}, self.rules)
         except CapacityError as error:

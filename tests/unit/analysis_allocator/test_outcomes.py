@@ -224,6 +224,18 @@ def test_one_claim_can_be_tried_on_many_nodes() -> None:
     assert [each.fits for each in allocator.allocate_each(nodes, [claim(request())])] == [True, True, True, False]
 
 
+def test_pods_can_be_placed_one_after_the_other() -> None:
+    wish = claim(request(count=2))
+    allocator = Allocator(rules(37), [CLASS], [slice_of(*[device(f"gpu-{number}") for number in range(5)])])
+    placed: list[dict[str, object]] = []
+    for _ in range(3):
+        outcome = allocator.holding(placed).allocate(NODE, [wish])
+        if outcome.allocations is not None:
+            placed.append(wish | {"status": {"allocation": outcome.allocations[0]}})
+    assert len(placed) == 2
+    assert allocator.allocate(NODE, [wish]).fits
+
+
 @pytest.mark.parametrize(
     ("release", "features", "variant"),
     [
