@@ -10,8 +10,9 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from driver.bridge import AgentObserver, count_prepared, device_statuses
 from driver.later import Later
@@ -43,8 +44,7 @@ SECRET = frozenset({"webhook_url"})
 """Settings of which the journal only says that they are set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """What of the agent is needed here."""
 
     settings: Settings

@@ -7,12 +7,12 @@ kubelet; until then ``Deferred`` keeps what was observed.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from driver.later import Later
 from kubeletplugin.api import DroppedFields, NullObserver, PublishFailure
 
 if TYPE_CHECKING:
@@ -210,27 +210,5 @@ class Metrics(NullObserver):
             self.add("gpudra_dropped_fields_total", feature_gate=gate)
 
 
-class Deferred:
+class Deferred(Later[Metrics]):
     """Keeps calls on ``Metrics`` until there is one, then passes them on. Safe from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: list[Callable[[Metrics], None]] = []
-        self._metrics: Metrics | None = None
-
-    def tell(self, call: Callable[[Metrics], None]) -> None:
-        """Do ``call`` with the metrics, now or once they are there."""
-        with self._lock:
-            if self._metrics is None:
-                self._waiting.append(call)
-                return
-            metrics = self._metrics
-        call(metrics)
-
-    def attach(self, metrics: Metrics) -> None:
-        """From now on calls go to ``metrics``; those that waited go first."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-            self._metrics = metrics
-        for call in waiting:
-            call(metrics)
