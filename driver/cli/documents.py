@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from driver.analysis.documents import Collection, Progress, load, read_text
 from driver.cli.node import read_node
 from driver.model import MigSupport
 
+JSON: TypeAlias = dict[str, Any]
 STDIN = "-"
 
 
@@ -78,15 +79,24 @@ def is_named(args: argparse.Namespace) -> bool:
     return bool(args.files or args.cluster or args.kubeconfig or args.context)
 
 
-def validators() -> dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, str]]]]:
+def validators() -> dict[str, Callable[[JSON], Iterable[tuple[str, str]]]]:
     """Kind -> the API server's rules."""
     from kubeletplugin.validation import validate_claim, validate_slice
 
-    def claim_template(body: dict[str, Any]) -> Iterable[tuple[str, str]]:
-        return [(f"spec.{error.field}", error.body) for error in validate_claim(body["spec"]["spec"])]
+    def slices(body: JSON) -> list[tuple[str, str]]:
+        return [(error.field, error.body) for error in validate_slice(_without_nulls(body["spec"]))]
 
-    return {
-        "ResourceSlice": lambda body: [(error.field, error.body) for error in validate_slice(body["spec"])],
-        "ResourceClaim": lambda body: [(error.field, error.body) for error in validate_claim(body["spec"])],
-        "ResourceClaimTemplate": claim_template,
-    }
+    def claims(body: JSON) -> list[tuple[str, str]]:
+        return [(error.field, error.body) for error in validate_claim(_without_nulls(body["spec"]))]
+
+    def claim_templates(body: JSON) -> list[tuple[str, str]]:
+        return [(f"spec.{field}", message) for field, message in claims(body["spec"])]
+
+    return {"ResourceSlice": slices, "ResourceClaim": claims, "ResourceClaimTemplate": claim_templates}
+
+
+def _without_nulls(value: Any) -> Any:
+    """As the API server reads it: a field that is null (``value:`` in YAML) is not there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

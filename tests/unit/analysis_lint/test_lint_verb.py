@@ -110,6 +110,13 @@ def test_what_the_api_server_would_refuse_is_told_with_its_field(
     assert [finding["path"] for finding in found] == ["spec.devices.requests[1]", "spec.spec.devices.requests[1]"]
 
 
+def test_a_field_that_is_null_counts_as_absent(tmp_path: Path) -> None:
+    tainted = dra.resource_slice(dra.device("gpu-0", taints=[{"key": "a/b", "value": None, "effect": "None"}]))
+    tainted["spec"]["nodeSelector"] = None
+
+    assert main(["lint", write(tmp_path, tainted), "--select", "A26", "--fail-on", "note"]) == 0
+
+
 def test_nothing_to_look_at_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint"]) == 2
     assert "nothing to look at: name files, or --cluster, --node or --mock-profile" in capsys.readouterr().err
