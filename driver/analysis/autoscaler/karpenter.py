@@ -61,7 +61,7 @@ def gather_pools(slices: Iterable[JSON], node_name: str) -> dict[PoolKey, Karpen
         counters_elsewhere = any(
             device.get("consumesCounters")
             for body in view.slices
-            if body not in matching
+            if not _matches(body["spec"], node_name)
             for device in body["spec"].get("devices") or ()
         )
         if pool.invalid or counters_elsewhere or any(not body["spec"].get("sharedCounters") for body in matching):
