@@ -51,6 +51,7 @@ PROGRAMS: Final = {
         "smi_monitor",
         "smi_query",
         "smi_set",
+        "smi_summary",
         "smi_text",
         "smi_topo",
         "smi_tree",

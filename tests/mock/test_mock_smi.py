@@ -32,14 +32,54 @@ def test_the_list_is_nvidias(node_of: Node) -> None:
     assert smi(node, "--list-gpus", GPUDRA_MOCK_QUIET="1").stderr == ""
 
 
-def test_the_summary_shows_versions_and_memory_in_a_straight_frame(node_of: Node) -> None:
-    assert {len(line) for line in smi(node_of("rtx-pro-6000")).stdout.splitlines()} == {54}
-    lines = smi(node_of("dgx-h100")).stdout.splitlines()
-    assert {len(line) for line in lines} == {54}
-    text = "\n".join(lines)
-    assert "580.105.08" in text
-    assert "13.0" in text
-    assert text.count("81559MiB") == 8
+def frame(node: MockNode) -> list[str]:
+    """The summary without the line that says when."""
+    first, *lines = smi(node).stdout.splitlines()
+    assert re.fullmatch(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4} {7}", first)
+    return lines
+
+
+def test_the_summary_is_the_frame_that_everybody_knows(node_of: Node) -> None:
+    assert frame(node_of("t4")) == [
+        "+-----------------------------------------------------------------------------------------+",
+        "| NVIDIA-SMI 595.91.07              Driver Version: 595.91.07      CUDA Version: 13.2     |",
+        "+-----------------------------------------+------------------------+----------------------+",
+        "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
+        "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
+        "|                                         |                        |               MIG M. |",
+        "|=========================================+========================+======================|",
+        "|   0  Tesla T4                        On |   00000000:00:1E.0 Off |                    0 |",
+        "| N/A   33C    P0             13W /   70W |       0MiB /  15360MiB |      0%      Default |",
+        "|                                         |                        |                  N/A |",
+        "+-----------------------------------------+------------------------+----------------------+",
+        "",
+        "+-----------------------------------------------------------------------------------------+",
+        "| Processes:                                                                              |",
+        "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |",
+        "|        ID   ID                                                               Usage      |",
+        "|=========================================================================================|",
+        "|  No running processes found                                                             |",
+        "+-----------------------------------------------------------------------------------------+",
+    ]
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "rtx-pro-6000", "gb10"])
+def test_the_summary_is_straight_on_every_board(name: str, node_of: Node) -> None:
+    node = node_of(name)
+    lines = frame(node)
+    assert {len(line) for line in lines} == {91, 0}
+    assert sum("Default" in line for line in lines) == len(node.profile.gpus)
+
+
+def test_the_summary_shows_mig_devices_and_processes(mig_node: MockNode) -> None:
+    mig_node.nvidia_smi("mig", "-i", "0", "-cgi", "9,19", "-C")
+    mig_node.set_processes("0000:1b:00.0", [Process(4711, "train", 256, gi=1, ci=0)])
+    mig_node.set_processes("0000:43:00.0", [Process(4712, "serve", 64)])
+    lines = frame(mig_node)
+    assert {len(line) for line in lines} == {91, 0}
+    assert "|  0    1   0   0  |            256MiB /    40448MiB  | 60      0 |  3   0    3    0    3 |" in lines
+    assert "|    0    1    0             4711      C   train                                   256MiB |" in lines
+    assert "|    1   N/A  N/A            4712      C   serve                                    64MiB |" in lines
 
 
 def test_what_a_board_does_not_have_is_not_made_up(node_of: Node) -> None:

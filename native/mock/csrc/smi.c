@@ -60,25 +60,6 @@ static nvmlReturn_t list(void)
     return worst;
 }
 
-static void summarise_gpu(unsigned int index, nvmlDevice_t device)
-{
-    char name[TEXT_ROOM], uuid[TEXT_ROOM], room[4][TEXT_ROOM];
-    nvmlPciInfo_t pci;
-    nvmlMemory_v2_t memory = {.version = MOCK_VERSION_OF(nvmlMemory_v2_t, 2)};
-    nvmlTemperature_t heat = {.version = MOCK_VERSION_OF(nvmlTemperature_v1_t, 1)};
-    unsigned int power = 0;
-    const nvmlReturn_t located = nvmlDeviceGetPciInfo_v3(device, &pci);
-    const nvmlReturn_t sized = nvmlDeviceGetMemoryInfo_v2(device, &memory);
-    const nvmlReturn_t warmed = nvmlDeviceGetTemperatureV(device, &heat);
-    const nvmlReturn_t drawn = nvmlDeviceGetPowerUsage(device, &power);
-    printf("| %3u  %-28.28s %16.16s |\n", index, smi_text(name, nvmlDeviceGetName(device, name, sizeof(name))),
-           located == NVML_SUCCESS ? pci.busId : "N/A");
-    printf("|      %-45s |\n", smi_text(uuid, nvmlDeviceGetUUID(device, uuid, sizeof(uuid))));
-    printf("|      %6s %6s %14s / %14s |\n", smi_number(room[0], warmed, (unsigned int)heat.temperature, "C"),
-           smi_number(room[1], drawn, power / 1000U, "W"), smi_number(room[2], sized, memory.used >> 20U, "MiB"),
-           smi_number(room[3], sized, memory.total >> 20U, "MiB"));
-}
-
 static void versions(char driver[TEXT_ROOM], char cuda[TEXT_ROOM])
 {
     int number = 0;
@@ -86,29 +67,6 @@ static void versions(char driver[TEXT_ROOM], char cuda[TEXT_ROOM])
     const nvmlReturn_t code = nvmlSystemGetCudaDriverVersion_v2(&number);
     snprintf(cuda, TEXT_ROOM, "%d.%d", number / 1000, number % 1000 / 10);
     smi_text(cuda, code);
-}
-
-static nvmlReturn_t summary(void)
-{
-    static const char rule[] = "+----------------------------------------------------+";
-    char driver[TEXT_ROOM], cuda[TEXT_ROOM];
-    unsigned int count = 0;
-    nvmlReturn_t worst = nvmlDeviceGetCount_v2(&count);
-    versions(driver, cuda);
-    printf("%s\n| NVIDIA-SMI (gpudra mock)   Driver: %-15s |\n|                            CUDA:   %-15s |\n%s\n", rule,
-           driver, cuda, rule);
-    for (unsigned int i = 0; i < count; ++i) {
-        nvmlDevice_t device;
-        const nvmlReturn_t code = nvmlDeviceGetHandleByIndex_v2(i, &device);
-        if (code == NVML_SUCCESS)
-            summarise_gpu(i, device);
-        else
-            printf("| %3u  %-45s |\n", i, nvmlErrorString(worst = code));
-    }
-    if (count == 0)
-        printf("| %-50s |\n", "No devices were found");
-    printf("%s\n", rule);
-    return worst;
 }
 
 static nvmlReturn_t version(void)
@@ -192,7 +150,7 @@ nvmlReturn_t smi_for_each(const struct smi_options *options, smi_each *function,
         nvmlDevice_t device;
         nvmlReturn_t result = nvmlDeviceGetHandleByIndex_v2(i, &device);
         if (result != NVML_SUCCESS) {
-            if (options->ids == NULL || smi_listed(options->ids, i)) {
+            if ((options->ids == NULL || smi_listed(options->ids, i)) && !options->quiet) {
                 printf("Unable to determine the device handle for gpu %u: %s\n", i, nvmlErrorString(result));
                 worst = result;
                 ++met;
@@ -205,7 +163,7 @@ nvmlReturn_t smi_for_each(const struct smi_options *options, smi_each *function,
         result = function(i, device, argument);
         worst = result != NVML_SUCCESS ? result : worst;
     }
-    if (met == 0 && worst == NVML_SUCCESS) {
+    if (met == 0 && worst == NVML_SUCCESS && !options->quiet) {
         printf("No devices were found\n");
         return NVML_ERROR_NOT_FOUND;
     }
@@ -253,7 +211,7 @@ static nvmlReturn_t perform(int argc, char **argv, const struct smi_options *opt
     const char *verb = argc > 0 ? argv[0] : "";
     *understood = true;
     if (argc == 0)
-        return summary();
+        return smi_summary(options);
     if (argc == 1 && (strcmp(verb, "-L") == 0 || strcmp(verb, "--list-gpus") == 0))
         return list();
     if (argc == 1 && strcmp(verb, "--version") == 0)

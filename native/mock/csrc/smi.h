@@ -16,6 +16,7 @@ struct smi_options {
     const char *ci;   /* -ci */
     const char *format;
     bool make_default; /* -C: a compute instance with each GPU instance */
+    bool quiet;        /* another pass over the same GPUs: what cannot be reached has been said */
 };
 
 const char *smi_text(char room[TEXT_ROOM], nvmlReturn_t code);
@@ -34,6 +35,7 @@ nvmlReturn_t smi_policy(int argc, char **argv, const struct smi_options *options
 void smi_list_mig(nvmlDevice_t device);
 nvmlReturn_t smi_query(const struct smi_options *options, const char *fields);
 nvmlReturn_t smi_query_apps(const struct smi_options *options, const char *fields);
+nvmlReturn_t smi_summary(const struct smi_options *options);
 nvmlReturn_t smi_xml(const struct smi_options *options);
 nvmlReturn_t smi_long(const struct smi_options *options, const char *display); /* -q; display is what follows -d, or NULL */
 bool smi_is_display(const char *display);
