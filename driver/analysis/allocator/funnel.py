@@ -18,6 +18,7 @@ from .model import Device
 from .nodes import Node
 from .pools import Pool
 from .selection import Selection, SelectionError, UnknownError
+from .taints import repels
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Counting:
         in_class = pass_selectors(usable, class_selectors, f"class {request.class_name}")
         selected = pass_selectors(in_class, request.selectors, f"request {request.full_name}")
         free = [each for each in selected if request.admin or each[1].id not in self._allocated.devices]
-        tolerated = [each for each in free if not self._repelled(request, each[1])]
+        tolerated = [each for each in free if not repels(each[1], request, self._rules)]
         counted = [each for each in tolerated if self._has_counters(*each)]
         held = [each for each in counted if self._has_capacity(request, each[1], errors)]
         return Funnel(
@@ -127,15 +128,6 @@ class Counting:
                 errors[str(error)] = None
             return False
         return True
-
-    def _repelled(self, request: Request, device: Device) -> bool:
-        if not self._rules.features.device_taints:
-            return False
-        return any(
-            (self._rules.every_taint_counts or taint.effect in ("NoSchedule", "NoExecute"))
-            and not any(each.tolerates(taint) for each in request.tolerations)
-            for taint in device.taints
-        )
 
     def _has_counters(self, pool: Pool, device: Device) -> bool:
         if not device.consumes:

@@ -14,6 +14,7 @@ from .model import Device, DeviceID
 from .nodes import Node, SelectorError
 from .pools import Pool
 from .selection import Selection, SelectionError
+from .taints import repels
 
 
 class AttemptError(Exception):
@@ -262,7 +263,7 @@ class Search:
         if not self._take_counters(pool, device, share, undo):
             self._reject(pool, undo)
             return None
-        if self._rules.features.device_taints and self._repelled(request, device):
+        if repels(device, request, self._rules):
             self._reject(pool, undo)
             return None
         if not self._satisfy(claim, request, pool, device, undo, must):
@@ -274,13 +275,6 @@ class Search:
             return False
         enabled = self._rules.features.optional_node_operations
         return not enabled or "DRAOptionalNodeOperations" not in self._where.declared
-
-    def _repelled(self, request: Request, device: Device) -> bool:
-        for taint in device.taints:
-            counts = self._rules.every_taint_counts or taint.effect in ("NoSchedule", "NoExecute")
-            if counts and not any(each.tolerates(taint) for each in request.tolerations):
-                return True
-        return False
 
     def _satisfy(self, claim: int, request: Request, pool: Pool, device: Device, undo: Undo, must: bool) -> bool:
         for each in self._trackers[claim]:

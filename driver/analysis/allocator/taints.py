@@ -1,15 +1,28 @@
-"""DeviceTaintRules: taints that are not in the slice but count as if they were."""
+"""Taints: which keep a request from a device, and those that come from DeviceTaintRules instead of the slice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from .claims import Request
 from .features import Rules
 from .fields import Document, Reader, document
-from .model import Slice, taint
+from .model import Device, Slice, taint
 
+_EFFECTS: Final = frozenset(("NoSchedule", "NoExecute"))
 _SELECTOR: Final = frozenset(("driver", "pool", "device"))
+
+
+def repels(device: Device, request: Request, rules: Rules) -> bool:
+    """Whether a taint that counts is not tolerated by the request."""
+    if not device.taints or not rules.features.device_taints:
+        return False
+    return any(
+        (rules.every_taint_counts or taint.effect in _EFFECTS)
+        and not any(each.tolerates(taint) for each in request.tolerations)
+        for taint in device.taints
+    )
 
 
 def apply(given: Iterable[Document], slices: Sequence[Slice], rules: Rules, unsupported: list[str]) -> None:

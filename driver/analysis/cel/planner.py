@@ -53,9 +53,7 @@ class Planner:
     def _call(self, node: Call) -> Step:
         function = node.function
         if function in ("_&&_", "_||_"):
-            return (steps.both_of if function == "_&&_" else steps.either_of)(
-                self.plan(node.args[0]), self.plan(node.args[1])
-            )
+            return steps.logic(self.plan(node.args[0]), self.plan(node.args[1]), decides=function == "_||_")
         if function == "_?_:_":
             condition, truthy, falsy = (self.plan(each) for each in node.args)
             return steps.conditional(condition, truthy, falsy, [_is_attribute(each) for each in node.args])

@@ -159,32 +159,15 @@ def presence(operand: Step, name: str) -> Step:
     return run
 
 
-def both_of(left: Step, right: Step) -> Step:
-    """``&&``: false on either side decides, even beside an error."""
+def logic(left: Step, right: Step, *, decides: bool) -> Step:
+    """``&&``, where false decides, and ``||``, where true does: on either side, even beside an error."""
 
     def run(frame: Frame) -> object:
         one = guarded(left, frame)
-        if one is False:
-            return False
+        if one is decides:
+            return decides
         other = right(frame)
-        if other is False:
-            return False
-        return _both(one, other)
-
-    return run
-
-
-def either_of(left: Step, right: Step) -> Step:
-    """``||``: true on either side decides, even beside an error."""
-
-    def run(frame: Frame) -> object:
-        one = guarded(left, frame)
-        if one is True:
-            return True
-        other = right(frame)
-        if other is True:
-            return True
-        return _both(one, other)
+        return decides if other is decides else _both(one, other)
 
     return run
 
