@@ -3,7 +3,8 @@
 Variables that containers get: ``NVIDIA_VISIBLE_DEVICES=void`` (so that NVIDIA's older runtime hook adds nothing),
 ``GPUDRA_CLAIM_<claim UID>=<namespace>/<name>``, and per device ``GPUDRA_DEVICE_<device name>=<UUID of the GPU or of the
 MIG device>``, for admin access ``GPUDRA_ADMIN_DEVICE_<device name>``. Their names hold the identity, so that several
-claims in one container do not overwrite each other's.
+claims in one container do not overwrite each other's. ``GPUDRA_PARTITION_<device name>`` is for the driver alone: by it
+a partition that was made for a claim is known where only this file is left of the claim.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from driver.model import Placement
 from driver.prepare.cdi import CdiDevice, CdiDeviceNode, CdiError, CdiSpec, ContainerEdits
 from driver.prepare.claims import ClaimRef
 from driver.prepare.errors import ClaimError, Reason
+from driver.prepare.partition import Origin, PartitionRecord
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 from driver.prepare.specfolder import Leftover, encode
 
@@ -21,8 +24,12 @@ VOID = "NVIDIA_VISIBLE_DEVICES=void"
 
 _CLAIM = re.compile(r'"GPUDRA_CLAIM_[A-Z0-9_]+=([a-z0-9-]{1,63})/([a-z0-9.-]{1,253})"')
 _DEVICE = re.compile(
-    r'"GPUDRA_DEVICE_GPU_([0-9A-F]{4,8})_([0-9A-F]{2})_([0-9A-F]{2})_([0-7])(?:_MIG_[A-Z0-9_]+)?'
+    r'"GPUDRA_DEVICE_(GPU_([0-9A-F]{4,8})_([0-9A-F]{2})_([0-9A-F]{2})_([0-7])(?:_MIG_[A-Z0-9_]+)?)'
     r'=((?:GPU|MIG)-[0-9A-Za-z/-]+)"'
+)
+_PARTITION = re.compile(
+    r'"GPUDRA_PARTITION_(GPU_[0-9A-F]{4,8}_[0-9A-F_]+_MIG_[A-Z0-9_]+)='
+    r'(\d{1,4})\.(\d{1,3})\.(\d{1,3})\.(\d{1,4})\.(\d{1,4})\.([01])\.(GPU-[0-9A-Za-z-]+)"'
 )
 
 
@@ -70,16 +77,52 @@ def env_word(text: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", text.upper())
 
 
+def partition_variable(device: DeviceRecord, partition: PartitionRecord) -> str:
+    """What ``adopt`` must know of a partition that was made for the claim."""
+    place = partition.placement
+    numbers = (partition.profile_id, place.start, place.size, partition.gpu_instance, partition.compute_instance)
+    value = ".".join(str(number) for number in (*numbers, int(partition.switches), partition.parent))
+    return f"GPUDRA_PARTITION_{env_word(device.device)}={value}"
+
+
 def adopt(leftover: Leftover) -> ClaimRecord:
-    """A record in doubt for a spec file whose claim the checkpoint does not know: its GPUs are withheld."""
+    """A record in doubt for a spec file whose claim the checkpoint does not know: its hardware is withheld.
+
+    A partition that was made for the claim is known as such, and is destroyed with it.
+    """
     claim = _CLAIM.search(leftover.text)
     namespace, name = claim.groups() if claim else ("", "")
+    made = {found[0]: found[1:] for found in _PARTITION.findall(leftover.text)}
     held: set[str] = set()
-    for domain, bus, device, function, uuid in _DEVICE.findall(leftover.text):
-        held.update((f"{domain}:{bus}:{device}.{function}".lower(), uuid))
+    devices = []
+    for word, domain, bus, device, function, uuid in _DEVICE.findall(leftover.text):
+        address = f"{domain}:{bus}:{device}.{function}".lower()
+        if word in made:
+            devices.append(_adopted(word.lower().replace("_", "-"), address, uuid, made[word]))
+        else:
+            held.update((address, uuid))
     return ClaimRecord(
         ref=ClaimRef(namespace, name, leftover.uid),
         phase=Phase.PREPARED,
+        devices=tuple(devices),
         doubt="the checkpoint was lost; only the CDI file of this claim is known",
         held=frozenset(held),
     )
+
+
+def _adopted(name: str, address: str, uuid: str, values: Sequence[str]) -> DeviceRecord:
+    profile_id, start, size, gpu_instance, compute_instance, switches = (int(value) for value in values[:6])
+    partition = PartitionRecord(
+        profile_id=profile_id,
+        profile="",
+        placement=Placement(start, max(size, 1)),
+        parent=values[6],
+        origin=Origin.MADE,
+        gpu_instance=gpu_instance,
+        compute_instance=compute_instance,
+        switches=bool(switches),
+    )
+    device = DeviceRecord(
+        request="", pool="", device=name, share_id=None, admin_access=False, address=address, uuid="", cdi_device=""
+    )
+    return device.with_partition(partition, uuid)

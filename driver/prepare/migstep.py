@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from driver.model import Gpu, MigSupport, NodeInventory
 from driver.names import DeviceName
+from driver.prepare.cdi import ContainerEdits
+from driver.prepare.claimspec import partition_variable
 from driver.prepare.devices import DeviceNodes
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.miglook import Look, MigDoor, shortage
@@ -229,6 +231,14 @@ class MigStep(StepDefaults):
             return False
         instance = self._look(device).at(partition)
         return instance is not None and _is_whole(device, instance)
+
+    def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
+        """A word in the CDI file by which a partition that was made is known, should the checkpoint be lost."""
+        return {
+            device.cdi_device: ContainerEdits(env=(partition_variable(device, partition),))
+            for device in record.devices
+            if (partition := device.partition) is not None and partition.origin is Origin.MADE
+        }
 
     # unprepare
 

@@ -154,6 +154,25 @@ def refound(record: ClaimRecord, inventory: NodeInventory) -> ClaimRecord:
     return record.with_devices(tuple(devices))
 
 
+def regained(record: ClaimRecord, stored: ClaimRecord) -> ClaimRecord:
+    """The record of an allocation with the partitions that a record in doubt says were made for it."""
+    made = {
+        (device.address, partition.profile_id, partition.placement, partition.parent): device
+        for device in stored.devices
+        if (partition := device.partition) is not None and partition.origin is Origin.MADE
+    }
+    devices = []
+    for device in record.devices:
+        partition = device.partition
+        if partition is not None and partition.origin is Origin.PLANNED:
+            before = made.get((device.address, partition.profile_id, partition.placement, partition.parent))
+            if before is not None and (known := before.partition) is not None:
+                named = msgspec.structs.replace(known, profile=partition.profile)
+                device = device.with_partition(named, before.uuid)  # noqa: PLW2901 - the same device, and made
+        devices.append(device)
+    return record.with_devices(tuple(devices))
+
+
 class ReplacedError(ClaimError):
     """Other hardware stands where a prepared device was."""
 

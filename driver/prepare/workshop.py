@@ -17,7 +17,7 @@ from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.hardware import HardwareStep
 from driver.prepare.partition import Origin
 from driver.prepare.records import ClaimRecord, Phase
-from driver.prepare.resolve import check_identity, refound, resolve, same_allocation
+from driver.prepare.resolve import check_identity, refound, regained, resolve, same_allocation
 from driver.prepare.session import Session
 from driver.prepare.specfolder import SpecFolder, digest
 from driver.prepare.steps import Faults, Plan, SpecStep, Step, Work
@@ -90,7 +90,10 @@ class Workshop:
         if stored is not None and stored.phase is Phase.PREPARED and same_allocation(stored, allocation):
             return Job(self.work(stored, inventory, allocation), stored, again=True)
         record = resolve(allocation, inventory, self._mig)
-        again = stored is not None and stored.doubt is not None and stored.hardware == record.hardware
+        again = False
+        if stored is not None and stored.doubt is not None:
+            record = regained(record, stored)
+            again = stored.hardware == record.hardware
         record = msgspec.structs.replace(record, boot_id=self._session.boot_id)
         return Job(self._work(record, inventory, allocation), stored, again)
 

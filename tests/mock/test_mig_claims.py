@@ -456,3 +456,39 @@ def test_an_instance_that_starts_touches_nothing_that_the_old_one_is_making(make
         making.result(30)
     assert successor.unprepare("u1") is None
     assert node.instances() == []
+
+
+def lose_the_checkpoint(node: MigNode) -> None:
+    for path in (node.base / "state").glob("checkpoint*"):
+        path.unlink()
+    node.start()
+    assert node.unprepare("nobody") is None
+    node.read()
+    node.preparer.recover()
+
+
+@pytest.mark.bug("B68")
+def test_with_the_checkpoint_lost_a_partition_is_known_by_its_file_and_goes_with_its_claim(make: Make) -> None:
+    node = make()
+    node.prepared("u1", node.name("1g.18gb", 6))
+    lose_the_checkpoint(node)
+    assert node.refused("u2", node.name("3g.71gb", 4)).reason is Reason.DEVICE_IN_USE
+    node.prepared("u3", node.name("4g.71gb", 0))
+    assert node.instances() == [("4g.71gb", 0), ("1g.18gb", 6)]
+    assert node.unprepare("u1") is None
+    assert node.unprepare("u3") is None
+    node.nothing_left()
+
+
+@pytest.mark.bug("B68")
+def test_with_the_checkpoint_lost_a_repeated_prepare_leaves_the_partition_standing(make: Make) -> None:
+    node = make()
+    name = node.name("2g.35gb", 2)
+    before = node.prepared("u1", name)
+    told = uuids(node, "u1")
+    lose_the_checkpoint(node)
+    assert node.prepared("u1", name) == before
+    assert uuids(node, "u1") == told
+    assert [record.trusted for record in node.preparer.prepared()] == [True]
+    assert node.unprepare("u1") is None
+    node.nothing_left()
