@@ -15,7 +15,7 @@ from driver.analysis.documents import Document
 from driver.analysis.lint.model import JSON, Context, Finding, Severity, requests, shown
 from driver.analysis.lint.rules_claims import claim_of, context_template
 from driver.analysis.shape.compare import differences
-from driver.analysis.shape.export import export
+from driver.analysis.shape.export import Shape, export
 
 MOST_UNREADY_PERCENT = 45
 """Default of --max-total-unready-percentage: Cluster Autoscaler stops above it."""
@@ -26,27 +26,23 @@ _WORKLOADS = ("DaemonSet", "Deployment", "StatefulSet", "ReplicaSet", "Job")
 def group_alike(context: Context) -> Iterator[Finding]:
     """A07."""
     for group, names in context.groups.items():
-        shapes = {}
+        kinds: dict[str, tuple[Shape, list[str]]] = {}
         for number, name in enumerate(names):
             context.options.progress(f"shapes of group {group}", number)
-            shapes[name] = export(context.node_slices[name], context.options.kinds, node_name=name)
-        kinds: dict[str, list[str]] = {}
-        for name, shape in shapes.items():
-            kinds.setdefault(shape.hash, []).append(name)
-        if len(kinds) < 2:
-            continue
-        largest = max(kinds.values(), key=len)
-        for members in kinds.values():
-            if members is not largest:
-                found = differences(shapes[largest[0]], shapes[members[0]], context.options.kinds)
-                first = context.document(context.node_slices[members[0]][0])
-                yield Finding(
-                    f"{shown(members)} of group {group} is of another shape than {shown(largest, 1)}: "
-                    f"{found[0] if found else 'an attribute that only its own kind of node has'}",
-                    first,
-                    "spec.devices",
-                    tuple(map(str, found[:10])),
-                )
+            shape = export(context.node_slices[name], context.options.kinds, node_name=name)
+            kinds.setdefault(shape.hash, (shape, []))[1].append(name)
+        usual, most = max(kinds.values(), key=lambda kind: len(kind[1]))
+        for shape, members in kinds.values():
+            if members is most:
+                continue
+            found = differences(usual, shape, context.options.kinds)
+            yield Finding(
+                f"{shown(members)} of group {group} is of another shape than {shown(most, 1)}: "
+                f"{found[0] if found else 'what it is cannot be said'}",
+                context.document(context.node_slices[members[0]][0]),
+                "spec.devices",
+                tuple(map(str, found[:10])),
+            )
 
 
 def no_taints_on_samples(context: Context) -> Iterator[Finding]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from driver.analysis.shape.export import Shape, device_ids, devices_of
-from driver.analysis.shape.kinds import EQUALITY, FABRIC, RUNTIME, SOFTWARE, AttributeKinds, qualified
+from driver.analysis.shape.export import Shape, device_ids, devices_of, normal_form
+from driver.analysis.shape.kinds import FABRIC, AttributeKinds, qualified
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -41,7 +40,7 @@ def differences(left: Shape, right: Shape, kinds: AttributeKinds | None = None) 
     found: list[Difference] = []
     for driver in dict.fromkeys(left.drivers + right.drivers):
         found += _of_driver(left, right, driver, table)
-    if not found:
+    if all(entry.software for entry in found):
         found += _groups(left, right)
     return tuple(found)
 
@@ -61,56 +60,56 @@ def _of_driver(left: Shape, right: Shape, driver: str, kinds: AttributeKinds) ->
 
 def _of_pool(left: JSON, right: JSON, kinds: AttributeKinds) -> Iterator[Difference]:
     driver = left["driver"]
+    forms = [normal_form(pool, kinds) for pool in (left, right)]
     counts = [len(devices_of(pool)) for pool in (left, right)]
     if counts[0] != counts[1]:
         yield Difference(f"{driver} devices", str(counts[0]), str(counts[1]))
-    sets = [_canonical([part.get("sharedCounters") for part in pool["slices"]]) for pool in (left, right)]
-    if sets[0] != sets[1]:
-        yield Difference(f"{driver} counters", sets[0], sets[1])
-    told: Counter[str] = Counter()
-    for index, (one, other) in enumerate(zip(devices_of(left), devices_of(right), strict=False)):
-        for field, values, software in _fields(one, other, driver, kinds):
-            told[field] += 1
-            if told[field] == 1:  # the same difference on seven more GPUs says nothing new
-                yield Difference(f"{driver} device {index} {field}", *values, software)
+    if forms[0][0]["counters"] != forms[1][0]["counters"]:
+        sets = [[part.get("sharedCounters") for part in pool["slices"]] for pool in (left, right)]
+        yield Difference(f"{driver} counters", _shown(sets[0]), _shown(sets[1]))
+    told: set[str] = set()
+    pairs = zip(devices_of(left), devices_of(right), forms[0][0]["devices"], forms[1][0]["devices"], strict=False)
+    for index, (one, other, one_form, other_form) in enumerate(pairs):
+        versions = [software[index] for _, software in forms]
+        names = [*_names(one_form, other_form), *((name, True) for name in _changed(*versions))]
+        for name, software in names:
+            if name not in told:  # the same difference on seven more GPUs says nothing new
+                told.add(name)
+                values = (_shown(_value(device, name, driver)) for device in (one, other))
+                yield Difference(f"{driver} device {index} {name}", *values, software)
 
 
-def _fields(left: JSON, right: JSON, driver: str, kinds: AttributeKinds) -> Iterator[tuple[str, tuple[str, str], bool]]:
-    sides = [_attributes(device, driver) for device in (left, right)]
-    for name in sorted(sides[0].keys() | sides[1].keys()):
-        kind = kinds.kind(name, driver)
-        values = [side.get(name) for side in sides]
-        if None not in values and kind in (EQUALITY, RUNTIME):
-            values = [_types(value) for value in values]
-        if values[0] != values[1]:
-            yield name, (_shown(values[0]), _shown(values[1])), kind == SOFTWARE and None not in values
-    for field in ("capacity", "consumesCounters", "allowMultipleAllocations", "bindingConditions"):
-        texts = [_canonical(device.get(field)) for device in (left, right)]
-        if texts[0] != texts[1]:
-            yield field, (texts[0], texts[1]), False
+def _names(left: JSON, right: JSON) -> Iterator[tuple[str, bool]]:
+    """What differs between two devices in their normal form: attributes and fields."""
+    yield from ((name, False) for name in _changed(left["attributes"], right["attributes"]))
+    if left["capacity"] != right["capacity"]:
+        yield "capacity", False
+    if left["counters"] != right["counters"]:
+        yield "consumesCounters", False
+    yield from ((name, False) for name in _changed(left["flags"], right["flags"]))
 
 
-def _attributes(device: JSON, driver: str) -> JSON:
-    own = {qualified(name, driver): value for name, value in (device.get("attributes") or {}).items()}
-    return own | {
-        qualified(name, driver): {kind: "(assigned)"} for name, kind in (device.get("assigned") or {}).items()
-    }
+def _changed(left: JSON, right: JSON) -> list[str]:
+    return [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
 
 
-def _types(value: Any) -> Any:
-    return sorted(value) if isinstance(value, dict) else value
+def _value(device: JSON, name: str, driver: str) -> Any:
+    """What the device has under this name, for people."""
+    if "/" not in name:
+        return device.get(name)
+    for own, value in (device.get("attributes") or {}).items():
+        if qualified(own, driver) == name:
+            return value
+    assigned = {qualified(own, driver): f"assigned {kind}" for own, kind in (device.get("assigned") or {}).items()}
+    return assigned.get(name)
 
 
 def _shown(value: Any) -> str:
     if value is None:
         return "absent"
-    if isinstance(value, dict) and len(value) == 1:
+    if isinstance(value, dict) and len(value) == 1 and not isinstance(next(iter(value.values())), dict):
         return str(next(iter(value.values())))
-    return _canonical(value)
-
-
-def _canonical(value: Any) -> str:
-    return "absent" if value is None else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _groups(left: Shape, right: Shape) -> Iterator[Difference]:
@@ -118,7 +117,7 @@ def _groups(left: Shape, right: Shape) -> Iterator[Difference]:
     for attribute in sorted(sides[0].keys() & sides[1].keys()):
         one, other = sides[0][attribute], sides[1][attribute]
         if one != other:
-            yield Difference(f"equalGroups {attribute}", _canonical(one), _canonical(other))
+            yield Difference(f"equalGroups {attribute}", _shown(one), _shown(other))
 
 
 def _partitions(shape: Shape) -> dict[str, list[list[int]]]:

@@ -269,9 +269,9 @@ def _hashes(described: Sequence[JSON], groups: Sequence[JSON], kinds: AttributeK
     """(of the kind of node, of that and its software)."""
     ids = device_ids([(pool["driver"], [device["name"] for device in devices_of(pool)]) for pool in described])
     number = {name: index for index, name in enumerate(name for names in ids for name in names)}
-    software: list[JSON] = []
+    forms = [normal_form(pool, kinds) for pool in described]
     told = {
-        "pools": [_hashed_pool(pool, kinds, software) for pool in described],
+        "pools": [form for form, _ in forms],
         "groups": [
             [entry["attribute"], sorted(sorted(number[name] for name in group) for group in entry["groups"])]
             for entry in groups
@@ -279,7 +279,7 @@ def _hashes(described: Sequence[JSON], groups: Sequence[JSON], kinds: AttributeK
         ],
     }
     digest = _digest(told)
-    return digest, _digest([digest, software])
+    return digest, _digest([digest, [software for _, software in forms]])
 
 
 def _digest(value: Any) -> str:
@@ -287,22 +287,24 @@ def _digest(value: Any) -> str:
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _hashed_pool(pool: JSON, kinds: AttributeKinds, software: list[JSON]) -> JSON:
-    """What counts of a pool; the values of software of each device are added to the list."""
+def normal_form(pool: JSON, kinds: AttributeKinds) -> tuple[JSON, list[JSON]]:
+    """What counts of a pool of a shape, equal for equal hardware, and of each device the values of software."""
     sets = [entry for part in pool["slices"] for entry in part.get("sharedCounters") or ()]
     number = {entry["name"]: index for index, entry in enumerate(sets)}
+    software: list[JSON] = []
 
     def use(entry: JSON) -> list[Any]:
         return [number.get(entry["counterSet"], -1), _amounts(entry["counters"])]
 
-    return {
+    form = {
         "driver": pool["driver"],
         "counters": [_amounts(entry["counters"]) for entry in sets],
-        "devices": [_hashed_device(device, pool["driver"], kinds, use, software) for device in devices_of(pool)],
+        "devices": [_normal_device(device, pool["driver"], kinds, use, software) for device in devices_of(pool)],
     }
+    return form, software
 
 
-def _hashed_device(
+def _normal_device(
     device: JSON, driver: str, kinds: AttributeKinds, use: Callable[[JSON], list[Any]], software: list[JSON]
 ) -> JSON:
     attributes: JSON = {qualified(name, driver): kind for name, kind in (device.get("assigned") or {}).items()}

@@ -144,7 +144,24 @@ def test_the_same_amount_written_in_another_way_is_the_same_shape() -> None:
     for device in other[0]["spec"]["devices"]:
         device["capacity"]["memory"]["value"] = f"{141 * 1024}Mi"
 
-    assert export(node_slices(), KINDS).hash == export(other, KINDS).hash
+    left, right = export(node_slices(), KINDS), export(other, KINDS)
+    assert left.hash == right.hash
+    assert differences(left, right, KINDS) == ()
+
+
+def test_counter_sets_of_other_names_are_the_same_shape() -> None:
+    def divided(name: str) -> list[JSON]:
+        part = dra.device("mig-0", {"productName": "x"}, consumesCounters=dra.uses(name, memory="1Gi"))
+        counters = [dra.counter_set(name, memory="80Gi")]
+        return [
+            dra.resource_slice(sharedCounters=counters, count=2, name="00000-a"),
+            dra.resource_slice(part, count=2, name="00001-a"),
+        ]
+
+    left, right = export(divided("gpu-0000-1b-00-0"), KINDS), export(divided("gpu-0000-ca-00-0"), KINDS)
+
+    assert left.hash == right.hash
+    assert differences(left, right, KINDS) == ()
 
 
 def test_the_order_of_devices_is_part_of_the_shape() -> None:
@@ -337,6 +354,32 @@ def test_export_after_instantiate_is_a_fixed_point(slices: list[JSON]) -> None:
     assert {**again.document, "dropped": []} == {**shape.document, "dropped": []}
     assert again.dropped == ()
     assert collect([Value(body) for body in made], "made").problems == ()
+
+
+@given(nodes(), nodes())
+def test_shapes_differ_where_their_hashes_do(one: list[JSON], other: list[JSON]) -> None:
+    left, right = export(one, KINDS), export(other, KINDS)
+
+    found = differences(left, right, KINDS)
+
+    assert bool([entry for entry in found if not entry.software]) is (left.hash != right.hash)
+    assert bool(found) is (left.software_hash != right.software_hash)
+
+
+@given(nodes(), st.data())
+def test_one_change_is_one_difference_or_none(slices: list[JSON], data: st.DataObject) -> None:
+    changed = copy.deepcopy(slices)
+    devices = [device for body in changed for device in body["spec"].get("devices") or ()]
+    if devices:
+        device = data.draw(st.sampled_from(devices))
+        name, value = data.draw(attribute_names), data.draw(values)
+        device["attributes"] = {**device["attributes"], name: value}
+    left, right = export(slices, KINDS), export(changed, KINDS)
+
+    found = differences(left, right, KINDS)
+
+    assert bool([entry for entry in found if not entry.software]) is (left.hash != right.hash)
+    assert bool(found) is (left.software_hash != right.software_hash)
 
 
 @given(nodes(), st.randoms())
