@@ -14,15 +14,23 @@ from typing import TYPE_CHECKING
 
 from driver.model import Gpu, GpuState, NodeInventory, Passthrough, PciAddress, Problem
 from driver.names import DeviceName
+from driver.prepare.config import Strategy
+from driver.prepare.effective import sharing_of
+from driver.prepare.sharing.lazy import LazyStep
 from driver.settings import Settings, listed
 
 if TYPE_CHECKING:
     from driver.inventory.filters import Policy, Usage
     from driver.prepare import ClaimRecord
-    from driver.prepare.sharing import MpsDaemons, MpsStep
+    from driver.prepare.config import DeviceConfig
+    from driver.prepare.sharing.mps import MpsStep
     from driver.prepare.steps import Step
+    from native.commands import DriverPrograms
 
 log = logging.getLogger(__name__)
+
+VFIO_SUFFIX = "-vfio"
+"""Of the names of devices for passthrough."""
 
 
 class Offering:
@@ -40,37 +48,93 @@ class Offering:
         self._settings = settings
         self._inventory = inventory
         self._release = release
-        self._daemons: MpsDaemons | None = None
-        self._mps: MpsStep | None = None
         self._policy: Policy | None = None
         self._said: frozenset[Problem] = frozenset()
+        self._mps = self._lazy_mps()
 
     def steps(self) -> tuple[Step, ...]:
-        """The steps of claims that share devices; none where no way of sharing is served."""
-        from driver.prepare.sharing import MpsDaemons, MpsStep, ShareStep, SharingRulesStep, TimeSliceStep
-        from native.commands import DriverPrograms
+        """The steps of claims that share devices. A way of sharing that is turned off cannot be asked for; what claims
+        have of it from before is undone."""
+        settings = self._settings
+        shares = LazyStep(
+            self._make_shares,
+            lambda device, _config: device.share_id is not None,
+            name="share",
+            subject="its shares",
+            do_points=("s0",),
+            undo_points=("v0",),
+        )
+        slices = LazyStep(
+            self._make_slices,
+            lambda device, config: "timeSlice" in device.data or _asks(config, Strategy.TIME_SLICING),
+            name="timeSlice",
+            subject="the time slice of its GPUs",
+            do_points=("s1",),
+            undo_points=("v1",),
+            strategies=self._served(Strategy.TIME_SLICING),
+        )
+        rules = LazyStep(
+            self._make_rules,
+            lambda device, _config: device.share_id is not None,
+            name="sharingRules",
+            subject="what it shares",
+            do_points=("s3",),
+            undo_points=("v3",),
+        )
+        vfio = LazyStep(
+            self._make_passthrough,
+            lambda device, _config: device.device.endswith(VFIO_SUFFIX),
+            name="vfio",
+            subject="the driver of its GPUs",
+            do_points=("s4",),
+            undo_points=("v4",),
+            kinds=frozenset({"vfio"} if settings.passthrough_devices else ()),
+        )
+        return (shares, self._mps, slices, rules, vfio)
+
+    def _lazy_mps(self) -> LazyStep[MpsStep]:
+        return LazyStep(
+            self._make_mps,
+            lambda device, config: "mps" in device.data or _asks(config, Strategy.MPS),
+            name="mps",
+            subject="its MPS control daemon",
+            do_points=("s2",),
+            undo_points=("v2",),
+            strategies=self._served(Strategy.MPS),
+        )
+
+    def _served(self, strategy: Strategy) -> frozenset[str]:
+        return frozenset({strategy.value} & set(listed(self._settings.sharing)))
+
+    def _make_shares(self) -> Step:
+        from driver.prepare.sharing.shares import ShareStep
+
+        return ShareStep(self.share_count)
+
+    def _make_mps(self) -> MpsStep:
+        from driver.prepare.sharing.daemons import MpsDaemons
+        from driver.prepare.sharing.mps import MpsStep
         from native.smi import NvidiaSmi
 
         settings = self._settings
-        ways = listed(settings.sharing)
-        programs = DriverPrograms(Path(settings.driver_root), settings.state_dir / "libraries", self._driver_version)
-        smi = NvidiaSmi(programs)
-        steps: list[Step] = [ShareStep(self.share_count)]
-        if "MPS" in ways:
-            self._daemons = MpsDaemons(
-                programs,
-                Path(settings.mps_dir),
-                # A mock node that may not make device nodes may not make mounts either; it has no CUDA anyway.
-                private_shm=not settings.plain_device_nodes,
-            )
-            self._mps = MpsStep(smi, self._daemons, settings.sharing_seconds)
-            steps.append(self._mps)
-        if "TimeSlicing" in ways:
-            steps.append(TimeSliceStep(smi, settings.sharing_seconds))
-        return (*steps, SharingRulesStep(), self._passthrough_step())
+        programs = self._programs()
+        # A mock node that may not make device nodes may not make mounts either; it has no CUDA anyway.
+        daemons = MpsDaemons(programs, Path(settings.mps_dir), private_shm=not settings.plain_device_nodes)
+        return MpsStep(NvidiaSmi(programs), daemons, settings.sharing_seconds)
 
-    def _passthrough_step(self) -> Step:
-        from driver.prepare.sharing import VfioStep
+    def _make_slices(self) -> Step:
+        from driver.prepare.sharing.timeslicing import TimeSliceStep
+        from native.smi import NvidiaSmi
+
+        return TimeSliceStep(NvidiaSmi(self._programs()), self._settings.sharing_seconds)
+
+    def _make_rules(self) -> Step:
+        from driver.prepare.sharing.rules import SharingRulesStep
+
+        return SharingRulesStep()
+
+    def _make_passthrough(self) -> Step:
+        from driver.prepare.sharing.passthrough import VfioStep
         from native.holders import holders
         from native.vfio import VfioBus
 
@@ -83,6 +147,12 @@ class Offering:
             host_root=str(settings.host_dev_path.parent),
         )
 
+    def _programs(self) -> DriverPrograms:
+        from native.commands import DriverPrograms
+
+        settings = self._settings
+        return DriverPrograms(Path(settings.driver_root), settings.state_dir / "libraries", self._driver_version)
+
     def offered(self, inventory: NodeInventory, records: Collection[ClaimRecord]) -> NodeInventory:
         """The inventory with the GPUs that are offered; says why the others are not, once.
 
@@ -90,6 +160,8 @@ class Offering:
             inventory: the whole node.
             records: the claims: their processes are no processes of the host.
         """
+        if not self._has_policy() and not any(_is_virtual(record) for record in records):
+            return inventory
         from driver.inventory.filters import offered
 
         policy = self._the_policy()
@@ -106,7 +178,7 @@ class Offering:
         """Marks the GPUs that virtual machines have: NVML, and with it most selectors, knows nothing of them now."""
         from driver.prepare.sharing.passthrough import vfio_of
 
-        bound = {d.address: vfio_of(d) for record in records for d in record.devices if d.device.endswith("-vfio")}
+        bound = {d.address: vfio_of(d) for record in records for d in record.devices if d.device.endswith(VFIO_SUFFIX)}
         if not bound and not self._settings.passthrough_devices:
             return inventory
         iommufd = (self._settings.dev_path / "iommu").exists()
@@ -130,8 +202,8 @@ class Offering:
 
     def resume(self, records: Collection[ClaimRecord]) -> None:
         """Start the MPS daemons of prepared claims that ended with an earlier agent, in the background."""
-        step = self._mps
-        if step is not None and any(record.devices for record in records):
+        if any(self._mps.concerns(record) for record in records):
+            step = self._mps.step()
             threading.Thread(target=step.resume, args=(records,), name="mps-resume", daemon=True).start()
 
     def recovered(self, records: Callable[[], Collection[ClaimRecord]]) -> None:
@@ -140,20 +212,24 @@ class Offering:
         Args:
             records: gives all claims as they are now.
         """
-        if self._daemons is None or not Path(self._settings.mps_dir).is_dir():
-            return
-        from driver.prepare.sharing.mps import daemon_ids
-
-        def wanted() -> frozenset[str]:
-            return frozenset(daemon for record in records() for daemon in daemon_ids(record))
-
-        for daemon in self._daemons.sweep(wanted):
-            log.info("ended MPS control daemon %s, which belonged to no claim", daemon)
+        if Path(self._settings.mps_dir).is_dir():
+            for daemon in self._mps.step().sweep(records):
+                log.info("ended MPS control daemon %s, which belonged to no claim", daemon)
 
     def close(self) -> None:
         """Start no MPS daemon again; what a pod's end leaves of them is the next agent's."""
-        if self._daemons is not None:
-            self._daemons.detach()
+        if self._mps.made is not None:
+            self._mps.made.detach()
+
+    def _has_policy(self) -> bool:
+        settings = self._settings
+        return bool(
+            settings.allow_devices
+            or settings.deny_devices
+            or settings.passthrough_devices
+            or settings.shares
+            or "withhold" in (settings.display_gpus, settings.held_gpus)
+        )
 
     def _driver_version(self) -> str | None:
         inventory = self._inventory()
@@ -195,3 +271,12 @@ class Offering:
             return Usage(display, tuple(found.get(gpu.address, ())))
 
         return {gpu.address: of(gpu) for gpu in inventory.gpus}
+
+
+def _asks(config: DeviceConfig | None, strategy: Strategy) -> bool:
+    sharing = None if config is None else sharing_of(config)
+    return sharing is not None and sharing.strategy is strategy
+
+
+def _is_virtual(record: ClaimRecord) -> bool:
+    return any(device.device.endswith(VFIO_SUFFIX) for device in record.devices)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from driver.prepare.sharing import DaemonSettings, MpsDaemons
+from driver.prepare.sharing.daemons import DaemonSettings, MpsDaemons
 from driver.prepare.sharing.process import DaemonError
 from native.commands import Deadline, DriverPrograms
 from native.mock import Failure, MockNode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -178,6 +178,18 @@ class MpsStep(StepDefaults):
                     self._daemons.start(settings, Deadline(self._seconds))
                 except DaemonError as error:
                     log.warning("the MPS control daemon of claim %s does not start yet: %s", record.ref, error)
+
+    def sweep(self, records: Callable[[], Iterable[ClaimRecord]]) -> tuple[str, ...]:
+        """End the daemons, and remove the folders, that no claim has; gives their ids.
+
+        Args:
+            records: gives all claims as they are when it is called.
+        """
+        return self._daemons.sweep(lambda: frozenset(daemon for record in records() for daemon in daemon_ids(record)))
+
+    def detach(self) -> None:
+        """Start no daemon again from now on."""
+        self._daemons.detach()
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Always: each end was waited for, and which daemons had to end only ``undo`` knows."""

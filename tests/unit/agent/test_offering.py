@@ -12,6 +12,8 @@ import pytest
 from driver.model import Gpu, GpuState, NodeInventory, Passthrough
 from driver.offering import Offering
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Phase
+from driver.prepare.sharing.lazy import LazyStep
+from driver.prepare.steps import Plan, Work
 from driver.settings import Settings, SettingsError
 from tests.unit.prepare.prepare_node import gpu
 
@@ -102,11 +104,34 @@ def test_gpus_with_a_monitor_are_withheld(tmp_path: Path) -> None:
 
 
 def test_the_steps_are_those_of_the_ways_of_sharing(tmp_path: Path) -> None:
-    names = [step.name for step in offering(tmp_path).steps()]
-    assert names == ["share", "mps", "timeSlice", "sharingRules", "vfio"]
-    assert [step.name for step in offering(tmp_path, sharing="").steps()] == ["share", "sharingRules", "vfio"]
-    assert offering(tmp_path).steps()[-1].kinds == frozenset()
-    assert offering(tmp_path, passthrough_devices="*").steps()[-1].kinds == {"vfio"}
+    plan = Plan(offering(tmp_path).steps())
+    assert (plan.strategies, plan.kinds) == ({"TimeSlicing", "MPS"}, frozenset())
+    assert Plan(offering(tmp_path, sharing="MPS").steps()).strategies == {"MPS"}
+    assert Plan(offering(tmp_path, sharing="").steps()).strategies == frozenset()
+    assert Plan(offering(tmp_path, passthrough_devices="*").steps()).kinds == {"vfio"}
+
+
+def test_each_step_is_what_it_stands_for(tmp_path: Path) -> None:
+    """Where they differed, the crash points or data of one version would mean something else to another."""
+    for lazy in offering(tmp_path, passthrough_devices="*").steps():
+        assert isinstance(lazy, LazyStep)
+        real = lazy.step()
+        for attribute in ("name", "subject", "do_points", "undo_points", "kinds", "strategies"):
+            assert getattr(lazy, attribute) == getattr(real, attribute), (lazy.name, attribute)
+
+
+def test_a_claim_that_shares_nothing_loads_nothing(tmp_path: Path) -> None:
+    work = Work(record(gpu(0).name, gpu(0)), NODE, lambda _record: None)
+    steps = offering(tmp_path).steps()
+    for step in steps:
+        step.check(work)
+        step.do(work)
+        assert step.is_done(work)
+        assert step.serves(work.record)
+        assert step.edits(work.record, NODE) == {}
+        step.undo(work.record, ())
+        assert step.is_undone(work.record)
+    assert [step.made for step in steps if isinstance(step, LazyStep)] == [None] * 5
 
 
 def test_daemons_of_no_claim_are_swept_and_others_stay(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 from driver.model import NodeInventory
 from driver.prepare import ClaimError, DeviceNodes, PreparedDevice, Preparer
-from driver.prepare.sharing import DaemonSettings, MpsStep, SharingRulesStep, TimeSliceStep
+from driver.prepare.sharing.daemons import DaemonSettings
+from driver.prepare.sharing.mps import MpsStep
 from driver.prepare.sharing.process import DaemonError, DaemonFolders
+from driver.prepare.sharing.rules import SharingRulesStep
 from driver.prepare.sharing.shares import ShareStep
+from driver.prepare.sharing.timeslicing import TimeSliceStep
 from driver.prepare.steps import Step
 from native.commands import CommandError, Deadline
 from native.smi import ComputeMode

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from driver.prepare import ClaimError, Phase, Reason
 from driver.prepare.config import MpsConfig
-from driver.prepare.sharing import MpsStep
 from driver.prepare.sharing.daemons import DaemonSettings
 from driver.prepare.sharing.limits import pinned_limits
+from driver.prepare.sharing.mps import MpsStep
 from driver.prepare.sharing.process import DaemonError
 from native.commands import CommandError
 from native.smi import ComputeMode, NotSupportedError

@@ -13,7 +13,9 @@ from driver.prepare.config import MigDeviceConfig, MpsConfig, Sharing, Strategy
 from driver.prepare.errors import ClaimError
 from driver.prepare.partition import Origin, PartitionRecord
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
-from driver.prepare.sharing import MpsStep, SharingRulesStep, TimeSliceStep
+from driver.prepare.sharing.mps import MpsStep
+from driver.prepare.sharing.rules import SharingRulesStep
+from driver.prepare.sharing.timeslicing import TimeSliceStep
 from driver.prepare.steps import Work
 from tests.unit.prepare.prepare_node import gpu
 from tests.unit.prepare.sharing_node import FakeDaemons, FakeSmi

@@ -12,7 +12,7 @@ import pytest
 
 from driver.model import GpuState
 from driver.prepare import ClaimError, Reason
-from driver.prepare.sharing import VfioStep
+from driver.prepare.sharing.passthrough import VfioStep
 from driver.prepare.steps import Step
 from native.vfio import VfioBus
 from tests.unit.native_vfio.fake_kernel import AUDIO, GPU, Kernel, machine
