@@ -12,6 +12,9 @@ from .tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select
 from .types import BOOL, DEVICE, DYN, STRING, WILD, Substitution, Type, list_of, map_of, optional_of
 
 _LOGIC: Final = frozenset(("_&&_", "_||_"))
+_TYPE_NAMES: Final = frozenset(
+    ("net.IP", "net.CIDR", "kubernetes.Quantity", "kubernetes.Semver", "google.protobuf.Duration")
+)
 _PATTERNS: Final = frozenset(("matches", "find", "findAll"))
 
 
@@ -86,6 +89,9 @@ class Checker:
         raise self._error(node, f"undeclared reference to '{node.name}' (in container '')")
 
     def _select(self, node: Select) -> Type:
+        if qualified(node) in _TYPE_NAMES:
+            self.names[id(node)] = qualified(node)
+            return Type("type")
         operand = self._types.settled(self._type(node.operand), leave=True)
         optional = operand.name == "optional"
         if optional:

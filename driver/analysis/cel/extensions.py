@@ -10,7 +10,7 @@ from typing import Final
 
 from .. import quantity
 from ..quantity import Quantity, QuantityError
-from . import regex
+from . import network, regex
 from .errors import EvaluationError
 from .overloads import Overload, allocating, declare, elements, for_types, squared, traversal
 from .values import UInt, compare, same, semver, size, tolerant_semver
@@ -302,7 +302,42 @@ def _versions() -> list[Overload]:
     ]
 
 
+def _contains_ip(args: list[object], _: object) -> int:
+    text = math.ceil(size(args[1]) * 0.1) if isinstance(args[1], str) else 0
+    return math.ceil(2 * size(args[0]) * 0.1) + text
+
+
+def _contains_cidr(args: list[object], result: object) -> int:
+    return _contains_ip(args, result) + math.ceil(size(args[0]) * 0.1) + 1
+
+
+def _networks() -> list[Overload]:
+    one, net = "net.IP", "net.CIDR"
+    return [
+        declare("isIP(string) -> bool", network.is_ip, traversal()),
+        declare(f"ip(string) -> {one}", network.ip, traversal()),
+        declare("ip.isCanonical(string) -> bool", lambda text: str(network.ip(text)) == text, traversal(factor=2)),
+        declare(f"*family({one}) -> int", lambda a: a.address.version),
+        declare(f"*isUnspecified({one}) -> bool", lambda a: a.address.is_unspecified),
+        declare(f"*isLoopback({one}) -> bool", lambda a: a.address.is_loopback),
+        declare(f"*isLinkLocalMulticast({one}) -> bool", network.IP.is_link_local_multicast),
+        declare(f"*isLinkLocalUnicast({one}) -> bool", lambda a: a.address.is_link_local),
+        declare(f"*isGlobalUnicast({one}) -> bool", network.IP.is_global_unicast),
+        declare(f"string({one}) -> string", str),
+        declare("isCIDR(string) -> bool", network.is_cidr, traversal()),
+        declare(f"cidr(string) -> {net}", network.cidr, traversal()),
+        declare(f"*containsIP({net}, string) -> bool", lambda a, b: a.contains(network.ip(b).address), _contains_ip),
+        declare(f"*containsIP({net}, {one}) -> bool", lambda a, b: a.contains(b.address), _contains_ip),
+        declare(f"*containsCIDR({net}, string) -> bool", lambda a, b: a.covers(network.cidr(b)), _contains_cidr),
+        declare(f"*containsCIDR({net}, {net}) -> bool", network.Cidr.covers, _contains_cidr),
+        declare(f"*ip({net}) -> {one}", lambda a: network.IP(a.address)),
+        declare(f"*prefixLength({net}) -> int", lambda a: a.bits),
+        declare(f"*masked({net}) -> {net}", network.Cidr.masked),
+        declare(f"string({net}) -> string", str),
+    ]
+
+
 def declarations(*, includes: bool) -> list[Overload]:
     """All of them; ``includes`` is there since 1.36."""
     more = [declare("*includes(dyn, dyn) -> bool", _includes, elements)] if includes else []
-    return [*_strings(), *_lists(), *_quantities(), *_versions(), *more]
+    return [*_strings(), *_lists(), *_quantities(), *_versions(), *_networks(), *more]

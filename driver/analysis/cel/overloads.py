@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..quantity import Quantity
+from .network import IP, Cidr
 from .types import Type, read
 from .values import DomainMap, Duration, Optional, Semver, TypeValue, UInt, size
 
@@ -30,6 +31,8 @@ _CLASSES: Final[dict[str, frozenset[type]]] = {
     "type": frozenset((TypeValue,)),
     "kubernetes.Quantity": frozenset((Quantity,)),
     "kubernetes.Semver": frozenset((Semver,)),
+    "net.IP": frozenset((IP,)),
+    "net.CIDR": frozenset((Cidr,)),
 }
 _SIGNATURE: Final = re.compile(r"(?P<member>\*)?(?P<name>[^(\s]+)\((?P<params>.*)\)\s*->\s*(?P<result>.+)")
 

@@ -9,7 +9,7 @@ from .checker import Checker
 from .errors import CompileError, EvaluationError
 from .frame import MISSING, Frame, Step, guarded
 from .tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select
-from .values import Optional, UInt, no_overload
+from .values import Optional, TypeValue, UInt, no_overload
 
 _CONVERSIONS: Final = frozenset(("int", "uint", "double", "bool", "string", "bytes", "dyn", "type", "duration"))
 
@@ -41,6 +41,8 @@ class Planner:
 
     def _select(self, node: Select) -> Step:
         name = node.name
+        if id(node) in self._checker.names:
+            return steps.constant(TypeValue(self._checker.names[id(node)]))
         if node.test:
             return steps.presence(self.plan(node.operand), name)
         if node.optional:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from .errors import EvaluationError
 from .frame import MISSING, Failure, Frame, Step, guarded
+from .network import IP, Cidr
 from .overloads import Overload
 from .values import EMPTY, NONE, DomainMap, Optional, TypeValue, equal, no_overload, same, size
+
+_SINGLE: Final = (IP, Cidr)
+"""Compared at the cost of one, whatever their size."""
 
 
 def restore(variables: dict[str, object], before: list[tuple[str, object]]) -> None:
@@ -231,7 +236,7 @@ def equality(left: Step, right: Step, *, same: bool) -> Step:
         except EvaluationError:
             frame.cost += 1
             raise
-        smaller = min(size(one), size(other))
+        smaller = 1 if isinstance(one, _SINGLE) else min(size(one), size(other))
         frame.cost += 1 if smaller <= 10 and smaller else -(-smaller // 10)
         return equal(one, other) is same
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from ..quantity import Quantity
 from .errors import EvaluationError
+from .network import IP, Cidr
 
 
 class UInt(int):
@@ -174,9 +175,11 @@ _NAMES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
     (bool, "bool"), (UInt, "uint"), (int, "int"), (float, "double"), (str, "string"), (bytes, "bytes"),
     (type(None), "null_type"), ((list, tuple), "list"), (dict, "map"), (Quantity, "kubernetes.Quantity"),
     (Semver, "kubernetes.Semver"), (Optional, "optional_type"), (TypeValue, "type"),
-    (Duration, "google.protobuf.Duration"),
+    (Duration, "google.protobuf.Duration"), (IP, "net.IP"), (Cidr, "net.CIDR"),
 )  # fmt: skip
 _NUMBERS: Final = (int, float)
+_STRICT: Final = (Semver, Quantity, IP, Cidr)
+"""What Kubernetes adds: equal only to its own type, an error beside anything else."""
 
 
 def equal(one: object, other: object) -> bool:
@@ -188,7 +191,7 @@ def equal(one: object, other: object) -> bool:
     kind = type(one)
     if kind is type(other) and kind in (str, int, bool):
         return one == other
-    if isinstance(one, (Semver, Quantity)) and kind is not type(other):
+    if isinstance(one, _STRICT) and kind is not type(other):
         raise no_overload()
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
@@ -205,7 +208,7 @@ def equal(one: object, other: object) -> bool:
 
 def same(one: object, other: object) -> bool:
     """Whether a list or set takes the two for one: equal, and no error."""
-    if isinstance(one, (Semver, Quantity)) and type(one) is not type(other):
+    if isinstance(one, _STRICT) and type(one) is not type(other):
         return False
     return equal(one, other)
 
@@ -240,7 +243,7 @@ def no_overload() -> EvaluationError:
 
 def size(value: object) -> int:
     """The size that runtime costs count with: of strings, lists and maps their length, of all else 1."""
-    if isinstance(value, (str, list, tuple, dict, bytes)):
+    if isinstance(value, (str, list, tuple, dict, bytes, IP, Cidr)):
         return len(value)
     if isinstance(value, Optional) and value.present:
         return size(value.value)

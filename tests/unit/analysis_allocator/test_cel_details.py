@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from driver.analysis.cel import (
     compile_derived,
     compile_selector,
     device_value,
+    network,
     regex,
 )
 from driver.analysis.cel.values import Semver, compare, equal, semver, tolerant_semver
@@ -61,7 +64,7 @@ def test_an_expression_that_does_not_compile_says_where(expression: str, where: 
 
 
 @pytest.mark.parametrize(
-    "expression", ["isIP('1.2.3.4')", "'%d'.format([1]) == '1'", "url('http://x').getHost() == 'x'"]
+    "expression", ["timestamp('x') == timestamp('x')", "'%d'.format([1]) == '1'", "url('http://x').getHost() == 'x'"]
 )
 def test_what_kubernetes_knows_and_this_does_not_is_told_apart_from_wrong(expression: str) -> None:
     with pytest.raises(UnsupportedError, match="not supported"):
@@ -219,3 +222,27 @@ def test_numbers_are_ordered_across_their_types(one: float, other: float) -> Non
 def test_what_has_no_order_is_an_error(one: object, other: object) -> None:
     with pytest.raises(EvaluationError, match="no such overload"):
         compare(one, other)
+
+
+@pytest.mark.parametrize("text", ["", "1.2.3", "01.2.3.4", "1.2.3.4/8", "::ffff:1.2.3.4", "fe80::1%eth0", "x"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    assert not network.is_ip(text)
+    with pytest.raises(EvaluationError):
+        network.ip(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/08", "10.0.0.0/-1", "x/8", "::/129"]
+)
+def test_what_is_no_network_is_refused(text: str) -> None:
+    assert not network.is_cidr(text)
+    with pytest.raises(EvaluationError):
+        network.cidr(text)
+
+
+@given(st.ip_addresses(v=4), st.integers(0, 32), st.integers(0, 32))
+def test_a_network_covers_its_parts_and_contains_its_addresses(address: IPv4Address, bits: int, more: int) -> None:
+    whole = network.cidr(f"{address}/{bits}")
+    assert whole.contains(address)
+    assert whole.covers(whole.masked())
+    assert whole.covers(network.cidr(f"{address}/{max(bits, more)}"))
