@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,12 @@ def test_without_pyyaml_json_is_still_read(
     file.write_text(GOOD)
     assert main(["validate", str(file)]) == 2
     assert "gpudra[cli]" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_page_are_sound(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs/configuration.md").read_text()
+    blocks = re.findall(r"(?:^    .*\n)+", page, re.MULTILINE)
+    examples = [textwrap.dedent(block) for block in blocks if block.startswith("    apiVersion: resource.k8s.io/")]
+    file.write_text("---\n".join(examples))
+    assert main(["validate", str(file)]) == 0
+    assert capsys.readouterr().err == "2 checked, 0 fault(s)\n"
