@@ -23,7 +23,8 @@ from types import FrameType
 
 from native.mock import MockNode
 from tests.bench import apiserver, cluster
-from tests.bench.candidate import NODE_NAME, OWN_COMMAND, OWN_DRIVER, OWN_LABEL, Candidate
+from tests.bench.candidate import NODE_NAME, OWN_ARGUMENTS, OWN_DRIVER, OWN_LABEL, Candidate
+from tests.bench.installation import install
 from tests.bench.phases import Effort, one_round
 from tests.bench.report import table
 
@@ -78,7 +79,7 @@ def main() -> int:
 def _candidates(
     options: argparse.Namespace, folder: Path, fast: Path, server: apiserver.ApiServer, node: MockNode
 ) -> list[Candidate]:
-    commands = [] if options.peer_only else [(OWN_LABEL, OWN_COMMAND, OWN_DRIVER)]
+    commands = [] if options.peer_only else [(OWN_LABEL, f"{install(folder / 'own')} {OWN_ARGUMENTS}", OWN_DRIVER)]
     for number, command in enumerate(options.peer):
         label = "peer" if len(options.peer) == 1 else f"peer {number + 1}"
         commands.append((label, command, options.peer_driver))

@@ -112,7 +112,9 @@ def _wait_ready(server: ApiServer, processes: list[subprocess.Popen[bytes]], fol
             except (ApiError, ApiUnreachableError) as error:
                 if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
                     raise ServerError(f"the API server does not serve ({error}); see the logs in {folder}") from error
-                time.sleep(_POLL)
+                # A pause that the end of the server cuts short; nothing says when it is ready.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    processes[-1].wait(_POLL)
             else:
                 return
 

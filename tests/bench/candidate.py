@@ -8,22 +8,23 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from native.mock import MockNode
+from tests.bench.folderwatch import FolderWatch
 
 NODE_NAME = "bench-node"
 OWN_LABEL = "gpudra"
 OWN_DRIVER = "gpu.nvidia.com"
 _GRACE = 20.0
-_POLL = 0.0005
+_CHECK = 0.5
+"""Seconds after which it is looked whether a driver that says nothing is still there."""
 
-OWN_COMMAND = (
-    f"{Path(sys.executable).with_name('gpudra')} agent --node-name={{node}} --kubeconfig={{kubeconfig}}"
+OWN_ARGUMENTS = (
+    "agent --node-name={node} --kubeconfig={kubeconfig}"
     " --plugins-dir={plugins} --registry-dir={registry} --cdi-dir={cdi} --driver-root={root}"
     " --sys-root={root}/sys --proc-root={root}/proc --metrics-address=127.0.0.1 --metrics-port=0 --health-port=0"
 )
@@ -103,25 +104,29 @@ class Candidate:
     def started(self) -> Iterator[Running]:
         """Start it; end it with SIGTERM. Raises ``CandidateError`` where it does not end in 20 s."""
         arguments, environment = self.arguments(), self.environment()
-        with self.log.open("ab") as log:
-            begin = time.perf_counter()
-            process = subprocess.Popen(
-                arguments, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        running = Running(self, process, begin)
-        try:
-            yield running
-        finally:
-            running.end()
+        with FolderWatch(self.registry) as watch:
+            with self.log.open("ab") as log:
+                begin = time.perf_counter()
+                process = subprocess.Popen(
+                    arguments, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            running = Running(self, process, begin, watch)
+            try:
+                yield running
+            finally:
+                running.end()
 
 
 class Running:
     """A driver's process. ``begin`` is the moment before its exec, in seconds of ``time.perf_counter``."""
 
-    def __init__(self, candidate: Candidate, process: subprocess.Popen[bytes], begin: float) -> None:
+    def __init__(
+        self, candidate: Candidate, process: subprocess.Popen[bytes], begin: float, watch: FolderWatch
+    ) -> None:
         self.candidate = candidate
         self.process = process
         self.begin = begin
+        self._watch = watch
 
     @property
     def pid(self) -> int:
@@ -134,12 +139,12 @@ class Running:
         Raises:
             CandidateError: it ended, or there is none in time.
         """
-        deadline = self.begin + timeout
         while not (sockets := list(self.candidate.registry.glob("*.sock"))):
             self.check("it had registered")
-            if time.perf_counter() > deadline:
+            left = self.begin + timeout - time.perf_counter()
+            if left < 0:
                 raise CandidateError(f"{self.candidate.label} has no registration socket after {timeout:.0f} s")
-            time.sleep(_POLL)
+            self._watch.wait(min(left, _CHECK))
         return sockets[0]
 
     def check(self, before: str) -> None:
@@ -148,6 +153,12 @@ class Running:
             raise CandidateError(
                 f"{self.candidate.label} ended with {self.process.returncode} before {before}:\n{self._tail()}"
             )
+
+    def outlast(self, seconds: float) -> None:
+        """Let that time pass. Raises ``CandidateError`` where it does not live so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        self.check(f"{seconds:g} s of rest were over")
 
     def end(self) -> None:
         """SIGTERM, and after 20 s SIGKILL to it and its children."""

@@ -93,10 +93,10 @@ def _start(running: Running, first: cluster.FirstSlice) -> dict[str, float]:
 
 
 def _rest(running: Running, seconds: float) -> dict[str, float]:
-    time.sleep(SETTLE)
+    running.outlast(SETTLE)
     found = procfs.memory(running.pid)
     before = procfs.cpu_seconds(running.pid)
-    time.sleep(seconds)
+    running.outlast(seconds)
     found["idle_cpu_ms_per_30_s"] = (procfs.cpu_seconds(running.pid) - before) * 1e3 * 30 / seconds
     return found
 
