@@ -252,7 +252,8 @@ class MigStep(StepDefaults):
             instance = look.at(partition) if look.uuid == partition.parent else None
             if instance is not None and _is_ours(device, partition, instance):
                 self._destroy(device, partition, instance)
-                look = self._look(device)
+                left = tuple(one for one in look.instances if one.id != instance.id)
+                look = msgspec.structs.replace(look, instances=left)
             elif instance is not None:
                 log.warning("%s is left alone: it is not the one that claim %s had", device.device, record.ref)
             if look.present and look.enabled and not look.instances and partition.switches:
