@@ -194,6 +194,11 @@ def device_paths(view: PoolView) -> Iterator[tuple[JSON, str, JSON]]:
             yield body, f"spec.devices[{index}]", device
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 device``, ``3 devices``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def shown(names: Iterable[str], limit: int = 3) -> str:
     """The first few names, and how many more there are."""
     listed = list(names)

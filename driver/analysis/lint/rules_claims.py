@@ -8,7 +8,7 @@ from driver.analysis import quantity
 from driver.analysis.autoscaler import refusals
 from driver.analysis.documents import Document
 from driver.analysis.lint.expressions import Evaluator, Selector, fault, reads, selectors
-from driver.analysis.lint.model import JSON, Context, Finding, Severity, device_paths, requests, shown
+from driver.analysis.lint.model import JSON, Context, Finding, Severity, counted, device_paths, requests, shown
 from driver.analysis.shape.kinds import FABRIC, LAUNCH
 
 _PROGRESS_EVERY = 500
@@ -30,7 +30,7 @@ def keys_are_there(context: Context) -> Iterator[Finding]:
         for (index, message), devices in failures.items():
             holder, selector = chain[index]
             yield Finding(
-                f"the selector fails on {len(devices)} devices ({message}), for example {shown(devices, 2)}",
+                f"the selector fails on {counted(len(devices), 'device')} ({message}), for example {shown(devices, 2)}",
                 holder,
                 selector.path,
                 tuple(devices[:10]),
@@ -116,7 +116,7 @@ def all_of_a_whole(context: Context) -> Iterator[Finding]:
     for document, path, spec in context.claim_specs:
         for below, request in requests(spec):
             if request.get("allocationMode") == "All":
-                text = f"it asks for all devices while {len(unfit)} pools are incomplete ({shown(unfit)})"
+                text = f"it asks for all devices while not all pools are complete ({shown(unfit)})"
                 yield Finding(text, document, f"{path}.{below}.allocationMode", tuple(unfit[:10]))
 
 

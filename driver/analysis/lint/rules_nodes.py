@@ -12,7 +12,7 @@ from driver.analysis.autoscaler import (
     sanitized_claims,
 )
 from driver.analysis.documents import Document
-from driver.analysis.lint.model import JSON, Context, Finding, Severity, requests, shown
+from driver.analysis.lint.model import JSON, Context, Finding, Severity, counted, requests, shown
 from driver.analysis.lint.rules_claims import claim_of, context_template
 from driver.analysis.shape.compare import differences
 from driver.analysis.shape.export import Shape, export
@@ -62,8 +62,8 @@ def no_taints_on_samples(context: Context) -> Iterator[Finding]:
                 index, device, taint = tainted[0]
                 names = [device["name"] for _, device, _ in tainted]
                 yield Finding(
-                    f"{len(set(names))} devices of node {node} are tainted ({taint['key']} on {device['name']}): where "
-                    "it is the sample of its group, every new node is believed to be as sick",
+                    f"node {node} has {counted(len(set(names)), 'tainted device')} ({taint['key']} on {device['name']}): "
+                    "where it is the sample of its group, every new node is believed to be as sick",
                     context.document(body),
                     f"spec.devices[{index}].taints",
                     tuple(dict.fromkeys(names)),

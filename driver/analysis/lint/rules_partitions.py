@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from driver.analysis import quantity
 from driver.analysis.autoscaler import PoolView
 from driver.analysis.autoscaler.clusterautoscaler import pool_utilization
-from driver.analysis.lint.model import JSON, Context, Finding, device_paths, shown
+from driver.analysis.lint.model import JSON, Context, Finding, counted, device_paths, shown
 
 MUCH_TOO_HIGH, MUCH_TOO_LOW = 2.0, 0.5
 
@@ -24,8 +24,8 @@ def counters_for_all(context: Context) -> Iterator[Finding]:
             body, path, _device = without[0]
             names = [device["name"] for _, _, device in without]
             text = (
-                f"{len(names)} devices of pool {view.name} draw on no counter while others do ({shown(names)}): "
-                "they do not count when the node's use is reckoned, not even when they are allocated"
+                f"pool {view.name} has {counted(len(names), 'device')} without a counter to draw on while others have "
+                f"one ({shown(names)}): they do not count when the node's use is reckoned, not even when allocated"
             )
             yield Finding(text, context.document(body), path, tuple(names[:10]))
 
@@ -105,8 +105,8 @@ def shares_count_whole(context: Context) -> Iterator[Finding]:
         if shareable:
             body, path, device = shareable[0]
             text = (
-                f"{len(shareable)} devices of pool {view.name} can be shared: one share of {device['name']}, however "
-                f"small, counts as the whole device, so the pool is {1 / len(view.devices):.0%} used"
+                f"pool {view.name} has {counted(len(shareable), 'device')} to be shared: one share of {device['name']}, "
+                f"however small, counts as the whole device, so the pool is {1 / len(view.devices):.0%} used"
             )
             yield Finding(text, context.document(body), f"{path}.allowMultipleAllocations")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from driver.analysis import autoscaler
 from driver.analysis.autoscaler import incomplete_reason
 from driver.analysis.autoscaler.karpenter import duplicate_names
-from driver.analysis.lint.model import Context, Finding, Severity, device_paths, shown
+from driver.analysis.lint.model import Context, Finding, Severity, counted, device_paths, shown
 
 _INDEX = re.compile(r"\A([0-9a-f]{5,})-")
 _BUS_ID = re.compile(r"\A[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\Z")
@@ -82,7 +82,7 @@ def complete(context: Context) -> Iterator[Finding]:
         elif reason is not None:
             yield Finding(f"{label} is not complete: {reason}", document, "spec.pool.resourceSliceCount")
         if view.obsolete:
-            text = f"{label} still has {len(view.obsolete)} slices of an older generation"
+            text = f"{label} still has {counted(len(view.obsolete), 'slice')} of an older generation"
             path = "spec.pool.generation"
             yield Finding(text, context.document(view.obsolete[0]), path, severity=Severity.NOTE)
 

@@ -36,7 +36,7 @@ def test_the_text_names_finding_place_reason_and_remedy_once(report: Report) -> 
     assert lines[0] == (
         "unreadable: DeviceClass c (a folder/dump.json, document 3): spec.selectors: must be array, is int"
     )
-    assert lines[1].startswith("warning A08 no-taints-on-samples: 1 devices of node node-a are tainted")
+    assert lines[1].startswith("warning A08 no-taints-on-samples: node node-a has 1 tainted device")
     assert lines[2] == (
         "    at ResourceSlice 00000-gpu.nvidia.com-node-a-1 (a folder/dump.json, document 1): spec.devices[0].taints"
     )

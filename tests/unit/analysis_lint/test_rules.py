@@ -139,7 +139,7 @@ CASES = [
         [dra.resource_slice(gpu(), generation=2), dra.resource_slice(gpu(1), generation=1)],
         [dra.resource_slice(gpu(), generation=2)],
         "spec.pool.generation",
-        "still has 1 slices of an older generation",
+        "still has 1 slice of an older generation",
         Severity.NOTE,
         "left behind",
     ),
@@ -173,7 +173,7 @@ CASES = [
             ),  # the class lets no other driver's device come so far
         ],
         "spec.devices.requests[0].exactly.selectors[0].cel.expression",
-        "the selector fails on 1 devices",
+        "the selector fails on 1 device",
         label="in a request",
     ),
     Case(
@@ -202,7 +202,7 @@ CASES = [
             dra.resource_slice(gpu(0, taints=[dra.taint()]), node="node-b"),
         ],
         "spec.devices[1].taints",
-        "1 devices of node node-a are tainted (gpu.nvidia.com/xid on gpu-1)",
+        "node node-a has 1 tainted device (gpu.nvidia.com/xid on gpu-1)",
     ),
     Case(
         "A09",
@@ -224,7 +224,7 @@ CASES = [
         counted(drawing("mig-0", memory="10Gi"), dra.device("gpu-1")),
         [*counted(drawing("mig-0", memory="10Gi")), dra.resource_slice(gpu(), **OTHER_DRIVER)],
         "spec.devices[1]",
-        "1 devices of pool node-a/gpu.nvidia.com draw on no counter while others do (gpu-1)",
+        "pool node-a/gpu.nvidia.com has 1 device without a counter to draw on while others have one (gpu-1)",
     ),
     Case(
         "A11",
@@ -365,7 +365,7 @@ CASES = [
         [dra.claim("c", dra.request(allocationMode="All")), dra.resource_slice(gpu(), count=2)],
         [dra.claim("c", dra.request(allocationMode="All")), dra.resource_slice(gpu())],
         "spec.devices.requests[0].exactly.allocationMode",
-        "asks for all devices while 1 pools are incomplete (gpu.nvidia.com/node-a/gpu.nvidia.com)",
+        "asks for all devices while not all pools are complete (gpu.nvidia.com/node-a/gpu.nvidia.com)",
     ),
     Case(
         "A24",
