@@ -105,8 +105,8 @@ def shares_count_whole(context: Context) -> Iterator[Finding]:
         if shareable:
             body, path, device = shareable[0]
             text = (
-                f"pool {view.name} has {counted(len(shareable), 'device')} to be shared: one share of {device['name']}, "
-                f"however small, counts as the whole device, so the pool is {1 / len(view.devices):.0%} used"
+                f"pool {view.name} has {counted(len(shareable), 'device')} to be shared: one share of {device['name']}"
+                f", however small, counts as the whole device, so the pool is {1 / len(view.devices):.0%} used"
             )
             yield Finding(text, context.document(body), f"{path}.allowMultipleAllocations")
 
