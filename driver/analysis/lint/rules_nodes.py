@@ -63,8 +63,8 @@ def no_taints_on_samples(context: Context) -> Iterator[Finding]:
                 names = [device["name"] for _, device, _ in tainted]
                 sick = counted(len(set(names)), "tainted device")
                 yield Finding(
-                    f"node {node} has {sick} ({taint['key']} on {device['name']}): where it is the sample of its group, "
-                    "every new node is believed to be as sick",
+                    f"node {node} has {sick} ({taint['key']} on {device['name']}): where it is the sample "
+                    "of its group, every new node is believed to be as sick",
                     context.document(body),
                     f"spec.devices[{index}].taints",
                     tuple(dict.fromkeys(names)),
