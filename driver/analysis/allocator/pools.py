@@ -60,11 +60,15 @@ class Inventory:
         self._rules = rules
         self._local: dict[str, list[Slice]] = {}
         self._shared: list[Slice] = []
+        self._everywhere: dict[PoolID, list[Slice]] = {}
         self._by_pool: dict[PoolID, list[Slice]] = {}
+        self._elsewhere: list[Pool] | None = None
         for each in slices:
             self._by_pool.setdefault(each.pool_id, []).append(each)
-            if not each.node_name or (rules.counter_slices_everywhere and each.counter_sets):
+            if not each.node_name:
                 self._shared.append(each)
+            elif rules.counter_slices_everywhere and each.counter_sets:
+                self._everywhere.setdefault(each.pool_id, []).append(each)
             else:
                 self._local.setdefault(each.node_name, []).append(each)
 
@@ -75,24 +79,40 @@ class Inventory:
             SelectorError: a slice or device with a node selector that is not valid.
         """
         local = self._local.get(where.name, [])
-        candidates = [*local, *self._shared]
+        touched = {each.pool_id for each in (*local, *self._shared)}
+        shared = [*self._shared, *(each for pool in touched for each in self._everywhere.get(pool, ()))]
+        shared.sort(key=lambda each: each.position)
+        candidates = [*local, *shared]
         if not self._rules.sorts:
             candidates.sort(key=lambda each: each.position)
+        pools = self._gathered([each for each in candidates if not self._hidden(each) and self._relevant(each, where)])
+        pools += [pool for pool in self._counters_elsewhere() if pool.id not in touched]
+        pools.sort(key=lambda pool: pool.id if self._rules.sorts else (pool.label, ""))
+        pools.sort(key=self._binds)
+        return pools
+
+    def _gathered(self, relevant: list[Slice]) -> list[Pool]:
         late: list[Slice] = []
         found: dict[PoolID, list[Slice]] = {}
-        for each in candidates:
-            if self._hidden(each) or not self._relevant(each, where):
-                continue
+        for each in relevant:
             if self._after_the_others(each):
                 late.append(each)
             else:
                 _join(found, each)
         for each in late:
             _join(found, each)
-        pools = [pool for pool_id, members in found.items() if (pool := self._pool(pool_id, members)) is not None]
-        pools.sort(key=lambda pool: pool.id if self._rules.sorts else (pool.label, ""))
-        pools.sort(key=self._binds)
-        return pools
+        return [pool for pool_id, members in found.items() if (pool := self._pool(pool_id, members)) is not None]
+
+    def _counters_elsewhere(self) -> list[Pool]:
+        """The pools of other nodes that a node sees only by their counters, and that are unfinished or invalid.
+
+        They have no devices to give, so the sound ones change nothing; the others change what ``All`` and a failed
+        search say. They are the same for every node and are looked at once.
+        """
+        if self._elsewhere is None:
+            counting = [each for members in self._everywhere.values() for each in members if not self._hidden(each)]
+            self._elsewhere = [pool for pool in self._gathered(counting) if not pool.usable]
+        return self._elsewhere
 
     def _hidden(self, each: Slice) -> bool:
         features = self._rules.features

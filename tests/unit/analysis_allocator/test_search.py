@@ -164,6 +164,15 @@ def test_a_counter_nobody_declared_makes_the_pool_invalid() -> None:
     assert allocate(pool, claim(request())).pools[0].why == "counter set nope not found"
 
 
+def test_in_1_36_unfinished_counters_of_another_node_stop_all_here_too() -> None:
+    foreign = counters(count=2, set={"units": "1"})
+    foreign["spec"] |= {"nodeName": "node-b", "pool": foreign["spec"]["pool"] | {"name": "node-b"}}
+    slices = [slice_of(device("x")), foreign]
+    assert "being updated" in allocate(slices, claim(request(allocationMode="All")), release=36).error
+    assert names(allocate(slices, claim(request(allocationMode="All")), release=37)) == ["x"]
+    assert names(allocate(slices, claim(request()), release=36)) == ["x"]
+
+
 def two_drivers_one_pool_name() -> list[dict[str, object]]:
     found = []
     for driver in ("a.example.com", "b.example.com"):
