@@ -12,6 +12,7 @@ from .. import quantity
 from ..quantity import Quantity, QuantityError
 from . import network, regex
 from .errors import EvaluationError
+from .operators import INT_MAX, INT_MIN, UINT_MAX
 from .overloads import Overload, allocating, declare, elements, for_types, squared, traversal
 from .values import UInt, compare, same, semver, size, tolerant_semver
 
@@ -137,14 +138,12 @@ def _extreme(wanted: int, name: str) -> Callable[[list[object]], object]:
 
 
 def _total(values: list[object], zero: object) -> object:
-    from .operators import INT_MAX, INT_MIN
-
     total = zero
     for value in values:
         if type(value) is not type(zero):
             raise EvaluationError("no such overload")
         total = type(zero)(total + value)  # type: ignore[call-arg, operator]  # numbers of one type, as looked at above
-    if isinstance(total, int) and not INT_MIN <= total <= (2**64 - 1 if isinstance(zero, UInt) else INT_MAX):
+    if isinstance(total, int) and not INT_MIN <= total <= (UINT_MAX if isinstance(zero, UInt) else INT_MAX):
         raise EvaluationError("integer overflow")
     return total
 

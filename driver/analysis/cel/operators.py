@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -209,6 +210,7 @@ def _to_bool(value: object) -> bool:
     raise EvaluationError(f'strconv.ParseBool: parsing "{value}": invalid syntax')
 
 
+_SPAN: Final = re.compile(r"([0-9]*\.?[0-9]*)(ns|us|µs|ms|s|m|h)")
 _UNITS: Final = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 
 
@@ -218,10 +220,8 @@ def duration(text: str) -> Duration:
     Raises:
         EvaluationError: not a duration.
     """
-    import re
-
-    body = text[1:] if text[:1] in "+-" and text else text
-    parts = re.findall(r"([0-9]*\.?[0-9]*)(ns|us|µs|ms|s|m|h)", body)
+    body = text[1:] if text[:1] in ("+", "-") else text
+    parts = _SPAN.findall(body)
     if body != "0" and (not parts or "".join(a + b for a, b in parts) != body or any(a in ("", ".") for a, _ in parts)):
         raise EvaluationError(f'time: invalid duration "{text}"')
     total = 0
