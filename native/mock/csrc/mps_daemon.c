@@ -143,6 +143,19 @@ static void leave_terminal(void)
         close(nothing);
 }
 
+/* Under another name first: nobody reads half of it. */
+static void write_pid(struct mps_daemon *daemon)
+{
+    char path[MPS_PATH], fresh[MPS_PATH];
+    if (!in_folder(path, daemon->pipe_folder, "nvidia-cuda-mps-control.pid") ||
+        !in_folder(fresh, daemon->pipe_folder, "nvidia-cuda-mps-control.pid.new"))
+        return;
+    FILE *file = fopen(fresh, "we");
+    const bool written = file != NULL && fprintf(file, "%d\n", (int)getpid()) > 0;
+    if ((file != NULL && fclose(file) != 0) || !written || rename(fresh, path) != 0)
+        mps_log(daemon, "Cannot write %s: %s", path, strerror(errno));
+}
+
 static void open_log(struct mps_daemon *daemon)
 {
     char path[MPS_PATH];
@@ -151,11 +164,7 @@ static void open_log(struct mps_daemon *daemon)
     mps_log(daemon, "Starting control daemon using socket %s/control", daemon->pipe_folder);
     mps_log(daemon, "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=%s",
             daemon->pipe_folder);
-    if (in_folder(path, daemon->pipe_folder, "nvidia-cuda-mps-control.pid")) {
-        FILE *file = fopen(path, "we");
-        if (file == NULL || fprintf(file, "%d\n", (int)getpid()) < 0 || fclose(file) != 0)
-            mps_log(daemon, "Cannot write %s: %s", path, strerror(errno));
-    }
+    write_pid(daemon);
 }
 
 /* What NVIDIA's leaves behind it: the lock file and the logs. */
@@ -236,15 +245,21 @@ static void look(struct mps_daemon *daemon, struct front_end *all)
             welcome(daemon, daemon->sockets[i], all);
 }
 
-static int run(struct mps_daemon *daemon)
+static int run(struct mps_daemon *daemon, int caller)
 {
     static struct front_end all[MAX_FRONT_ENDS];
-    const struct sigaction action = {.sa_handler = terminate};
+    const struct sigaction action = {.sa_handler = terminate}, ignore = {.sa_handler = SIG_IGN};
     for (unsigned int i = 0; i < MAX_FRONT_ENDS; ++i)
         all[i].file = -1;
-    if (sigaction(SIGTERM, &action, NULL) != 0 || sigaction(SIGINT, &action, NULL) != 0)
+    if (sigaction(SIGTERM, &action, NULL) != 0 || sigaction(SIGINT, &action, NULL) != 0 ||
+        sigaction(SIGPIPE, &ignore, NULL) != 0) /* a caller that does not wait, a log that nobody reads */
         return 1;
     open_log(daemon);
+    if (caller >= 0) {
+        if (write(caller, "", 1) != 1)
+            mps_log(daemon, "The caller did not wait for the start");
+        close(caller);
+    }
     while (!daemon->quitting && !terminated) {
         look(daemon, all);
         mps_reap(daemon);
@@ -259,18 +274,29 @@ static int run(struct mps_daemon *daemon)
 }
 
 /* In the background the caller goes on once front ends can connect, as the manual page has it. */
+static int serve_in_background(struct mps_daemon *daemon)
+{
+    int ready[2];
+    char byte;
+    if (pipe2(ready, O_CLOEXEC) != 0)
+        return complain("Cannot start the MPS control daemon in", daemon->pipe_folder);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child < 0)
+        return complain("Cannot start the MPS control daemon in", daemon->pipe_folder);
+    if (child > 0) {
+        close(ready[1]);
+        return read(ready[0], &byte, 1) == 1 ? 0 : 1;
+    }
+    close(ready[0]);
+    leave_terminal();
+    return run(daemon, ready[1]);
+}
+
 int mps_serve(struct mps_daemon *daemon, bool background)
 {
     daemon->foreground = !background;
     if (prepare(daemon) != 0)
         return 1;
-    fflush(stdout);
-    const pid_t child = background ? fork() : 0;
-    if (child < 0)
-        return complain("Cannot start the MPS control daemon in", daemon->pipe_folder);
-    if (child > 0)
-        return 0;
-    if (background)
-        leave_terminal();
-    return run(daemon);
+    return background ? serve_in_background(daemon) : run(daemon, -1);
 }
