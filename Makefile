@@ -15,7 +15,7 @@ BIN := .venv/bin
 UV_VERSION := 0.13.9
 UV := $(STAMPS)/uv/bin/uv
 
-.PHONY: help demo test lint unit test-cluster cluster cluster-down bench image env clean
+.PHONY: help demo test lint unit test-cluster test-oracle cluster cluster-down bench image env clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -36,6 +36,10 @@ unit: $(STAMPS)/env ## The tests alone
 
 test-cluster: $(STAMPS)/env ## Build etcd, Kubernetes, containerd and runc, start them, run the cluster tests, take all down
 	$(BIN)/python -m hack.cluster test --k8s $(K8S) -- $(PYTEST_ARGS)
+
+test-oracle: $(STAMPS)/env ## Build the scheduler's real allocator (Go) and hold the port of it to it, on random clusters
+	$(BIN)/python -m hack.oracle build --version all
+	$(BIN)/pytest tests/oracle $(PYTEST_ARGS)
 
 cluster: $(STAMPS)/env ## A running one-node cluster with the agent on a mock node; prints the KUBECONFIG line
 	@$(BIN)/python -m hack.cluster up --k8s $(K8S) --agent
