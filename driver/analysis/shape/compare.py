@@ -75,8 +75,8 @@ def _of_pool(left: JSON, right: JSON, kinds: AttributeKinds) -> Iterator[Differe
         for name, software in names:
             if name not in told:  # the same difference on seven more GPUs says nothing new
                 told.add(name)
-                values = (_shown(_value(device, name, driver)) for device in (one, other))
-                yield Difference(f"{driver} device {index} {name}", *values, software)
+                before, after = (_shown(_value(device, name, driver)) for device in (one, other))
+                yield Difference(f"{driver} device {index} {name}", before, after, software)
 
 
 def _names(left: JSON, right: JSON) -> Iterator[tuple[str, bool]]:
