@@ -11,8 +11,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured/internal"
-	"k8s.io/dynamic-resource-allocation/structured/internal/allocatortesting"
 	"k8s.io/dynamic-resource-allocation/structured/internal/VARIANT"
+	"k8s.io/dynamic-resource-allocation/structured/internal/allocatortesting"
 )
 
 // recorder writes down what upstream's test table asks and what upstream's allocator answers.

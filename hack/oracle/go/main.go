@@ -61,11 +61,11 @@ type scene struct {
 }
 
 type nodeAnswer struct {
-	Node    string                        `json:"node"`
+	Node    string                         `json:"node"`
 	Results []resourceapi.AllocationResult `json:"results"`
-	Error   string                        `json:"error,omitempty"`
-	Kind    string                        `json:"kind,omitempty"`
-	Calls   int64                         `json:"calls,omitempty"`
+	Error   string                         `json:"error,omitempty"`
+	Kind    string                         `json:"kind,omitempty"`
+	Calls   int64                          `json:"calls,omitempty"`
 }
 
 type answer struct {
