@@ -243,33 +243,48 @@ class MigStep(StepDefaults):
     # unprepare
 
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
-        """Destroy what was made for the claim, and nothing else. Of an earlier boot nothing stands any more."""
-        for device in record.devices:
-            partition = device.partition
-            if partition is None or partition.origin not in _OURS or self._is_of_another_boot(record):
-                continue
-            look = self._look(device)
-            instance = look.at(partition) if look.uuid == partition.parent else None
-            if instance is not None and _is_ours(device, partition, instance):
-                self._destroy(device, partition, instance)
-                left = tuple(one for one in look.instances if one.id != instance.id)
-                look = msgspec.structs.replace(look, instances=left)
-            elif instance is not None:
-                log.warning("%s is left alone: it is not the one that claim %s had", device.device, record.ref)
-            if look.present and look.enabled and not look.instances and partition.switches:
-                self._switch_off(device)
+        """Destroy what was made for the claim, and nothing else. Of an earlier boot nothing stands any more.
+
+        One partition that cannot be destroyed now keeps none of the others.
+        """
+        failures = []
+        for device, partition in self._made(record):
+            try:
+                self._take_back(record, device, partition)
+            except ClaimError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Whether nothing stands that was made for the claim."""
-        for device in record.devices:
-            partition = device.partition
-            if partition is None or partition.origin not in _OURS or self._is_of_another_boot(record):
-                continue
-            look = self._look(device)
-            instance = look.at(partition) if look.uuid == partition.parent else None
-            if instance is not None and _is_ours(device, partition, instance):
-                return False
-        return True
+        return all(self._standing(device, partition)[1] is None for device, partition in self._made(record))
+
+    def _take_back(self, record: ClaimRecord, device: DeviceRecord, partition: PartitionRecord) -> None:
+        look, instance = self._standing(device, partition)
+        if instance is not None:
+            self._destroy(device, partition, instance)
+            left = tuple(one for one in look.instances if one.id != instance.id)
+            look = msgspec.structs.replace(look, instances=left)
+        elif look.at(partition) is not None:
+            log.warning("%s is left alone: it is not the one that claim %s had", device.device, record.ref)
+        if look.present and look.enabled and not look.instances and partition.switches:
+            self._switch_off(device)
+
+    def _made(self, record: ClaimRecord) -> list[tuple[DeviceRecord, PartitionRecord]]:
+        """What was made for a claim, or may have been, and can still stand."""
+        now = self._boot_id()
+        if record.boot_id is not None and now is not None and record.boot_id != now:
+            return []
+        pairs = ((device, device.partition) for device in record.devices)
+        return [(device, part) for device, part in pairs if part is not None and part.origin in _OURS]
+
+    def _standing(self, device: DeviceRecord, partition: PartitionRecord) -> tuple[Look, GpuInstance | None]:
+        """A look at the GPU, and what stands there that was made for the claim."""
+        look = self._look(device)
+        instance = look.at(partition) if look.uuid == partition.parent else None
+        ours = instance is not None and _is_ours(device, partition, instance)
+        return look, instance if ours else None
 
     def _destroy(self, device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> None:
         address = device.address
@@ -323,10 +338,6 @@ class MigStep(StepDefaults):
             return False
         name = DeviceName.parse(device.device)
         return name is not None and name.kind == "gpu"
-
-    def _is_of_another_boot(self, record: ClaimRecord) -> bool:
-        now = self._boot_id()
-        return record.boot_id is not None and now is not None and record.boot_id != now
 
 
 def _is_ours(device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> bool:
