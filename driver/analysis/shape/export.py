@@ -170,8 +170,9 @@ def _node_local(slices: Iterable[JSON], node_name: str | None, dropped: list[Dro
             local.append(body)
             nodes.add(node)
     if len(nodes) > 1:
+        first, more = sorted(nodes)[:3], f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
         raise ShapeError(
-            f"these are slices of {len(nodes)} nodes ({', '.join(sorted(nodes))}): name the one that is meant"
+            f"these are slices of {len(nodes)} nodes ({', '.join(first)}{more}): name the one that is meant"
         )
     return local
 
