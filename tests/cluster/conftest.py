@@ -23,7 +23,7 @@ NOT_ABOUT_US = re.compile(
     r"status_manager\.go.*no relationship found"
     # A kubelet that is ended breaks off its own stream of health reports.
     r"|Error receiving from WatchResources stream.*context canceled"
-    # The same where a plugin ends: Kubernetes 1.34 calls that an error.
+    # So does a plugin that is killed; Kubernetes 1.34 calls it an error where one ends in order, too.
     r"|(WatchResources stream|NodeWatchResources RPC call failed).*code = Unavailable"
     # Kubernetes 1.34 asks for the health of a claim that it has just unprepared.
     r"|Failed to get claim infos for container.*unable to get information for ResourceClaim"
