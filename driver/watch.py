@@ -22,7 +22,7 @@ from driver.health.monitor import Heard, Look, Monitor
 from driver.health.remembered import Album, Remembered
 from driver.health.store import HealthStore
 from driver.health.verdicts import TAINTS, Status, TaintPolicy, Target, Verdict, taints, verdicts
-from driver.health.xids import Severity
+from driver.health.xids import XIDS, Severity
 from driver.model import Gpu, GpuState, NodeInventory
 from driver.settings import listed
 from kubeletplugin import api
@@ -152,8 +152,7 @@ class HealthWatch:
         for one in heard:
             name = gpus.get(one.event.address or "")
             log.warning("GPU %s: %s", one.event.address, one.finding.message, extra={"count": one.count})
-            word = one.finding.cause if one.finding.xid is None else f"xid-{one.finding.xid}"
-            self._count(name or "unknown", word, one.count)
+            self._count(name or "unknown", _label(one.finding.cause, one.finding.xid), one.count)
             self._scribe.tell(functools.partial(_put_down, name, one))
 
     def _count(self, device: str, event: str, count: int) -> None:
@@ -408,13 +407,20 @@ def _condition(verdict: Verdict) -> api.JSON:
     }
 
 
+def _label(cause: str, xid: int | None) -> str:
+    """A cause as a metric's label: of which there are only so many, whatever numbers a driver reports."""
+    if xid is None:
+        return cause
+    return f"{cause}-{xid}" if xid in XIDS else f"{cause}-other"
+
+
 def _gauges(metrics: Metrics, before: Mapping[str, Verdict], now: Mapping[str, Verdict]) -> None:
     for status in Status:
         count = sum(verdict.status is status for verdict in now.values())
         metrics.set("gpudra_devices_health", count, health=status.value)
     for verdict in before.values():
         if verdict.status is Status.UNHEALTHY:
-            metrics.set("gpudra_device_unhealthy", 0, device=verdict.device, cause=verdict.word)
+            metrics.set("gpudra_device_unhealthy", 0, device=verdict.device, cause=_label(verdict.cause, verdict.xid))
     for verdict in now.values():
         if verdict.status is Status.UNHEALTHY:
-            metrics.set("gpudra_device_unhealthy", 1, device=verdict.device, cause=verdict.word)
+            metrics.set("gpudra_device_unhealthy", 1, device=verdict.device, cause=_label(verdict.cause, verdict.xid))

@@ -123,6 +123,17 @@ def test_a_sick_gpu_is_told_to_the_kubelet_the_claim_the_metrics_and_the_slices(
     assert room.look() is False, "what is published already is not published again"
 
 
+@pytest.mark.bug("B104")
+def test_numbers_that_no_table_has_make_no_series_of_their_own(room: Room) -> None:
+    room.look()
+    for code in (40_001, 40_002):
+        room.xid(code)
+        room.look()
+    value = room.metrics.registry.get_sample_value
+    assert value("gpudra_device_unhealthy", {"device": NAME, "cause": "xid-other"}) == 1
+    assert value("gpudra_device_unhealthy", {"device": NAME, "cause": "xid-40001"}) is None
+
+
 @pytest.mark.bug("B45")
 def test_taints_that_were_not_taken_over_are_asked_for_again(room: Room) -> None:
     room.look()
