@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,3 +166,23 @@ def claim(uid: str, *devices: str, **changes: Any) -> dict[str, Any]:
         "metadata": {"namespace": "ns", "name": f"claim-{uid}", "uid": uid},
         "status": {"allocation": {"devices": {"results": results, "config": []}}},
     }
+
+
+def listed(node: MigNode, uid: str, folder: Path) -> list[str]:
+    """What ``nvidia-smi -L`` prints in a container with the claim's devices alone."""
+    spec = json.loads(node.spec(uid).read_text())
+    parts = [spec["containerEdits"], *(device["containerEdits"] for device in spec["devices"])]
+    dev = folder / f"container-{uid}"
+    for path in {entry["path"] for part in parts for entry in part.get("deviceNodes", [])}:
+        target = dev / path.removeprefix("/dev/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    env = {**os.environ, **node.node.environment, "GPUDRA_MOCK_DEV": str(dev)}
+    done = subprocess.run([node.node.smi, "-L"], env=env, capture_output=True, text=True, check=True)
+    return [line.strip() for line in done.stdout.splitlines()]
+
+
+def uuids(node: MigNode, uid: str) -> list[str]:
+    """Of the claim's devices, as its containers are told."""
+    spec = json.loads(node.spec(uid).read_text())
+    return [device["containerEdits"]["env"][0].partition("=")[2] for device in spec["devices"]]
