@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from driver.journal import Journal, JournalState, Record
     from driver.journal.scribe import Scribe
     from driver.reconcile import Reconciler, Swept
-    from driver.watch import HealthWatch, Watching
+    from driver.watch import HealthWatch
+    from driver.watching import Watching
     from kubeletplugin.client import KubeClient
     from kubeletplugin.health import HealthBoard
     from kubeletplugin.plugin import Plugin
@@ -187,7 +188,7 @@ class Lookout:
             self._webhook.post(line(record))
 
     def _start_health(self, discovery: Discovery) -> None:
-        from driver.watch import Watching
+        from driver.watching import Watching
 
         watch = self._made()
         inventory = discovery.inventory()

@@ -77,7 +77,7 @@ def test_the_agent_s_way_to_its_registration_loads_no_journal_and_no_health() ->
     code = """
 import sys
 import driver.agent
-parts = ("driver.journal", "driver.health", "driver.watch", "driver.reconcile", "driver.idle",
+parts = ("driver.journal", "driver.health", "driver.watch", "driver.watching", "driver.reconcile", "driver.idle",
          "kubeletplugin.health", "kubeletplugin.healthservice", "kubeletplugin.webhook")
 print([name for name in sys.modules if name in parts or name.startswith(("driver.journal.", "driver.health."))])
 """

@@ -12,7 +12,7 @@ import pytest
 from driver.health.keeper import Keeper, Policy
 from driver.model import NodeInventory
 from driver.settings import Settings
-from driver.watch import Watching
+from driver.watching import Watching
 from native.nvml.errors import NvmlError
 from native.nvml.healthtypes import GpuHealth
 
