@@ -119,7 +119,7 @@ class Offering:
         settings = self._settings
         programs = self._programs()
         # A mock node that may not make device nodes may not make mounts either; it has no CUDA anyway.
-        daemons = MpsDaemons(programs, Path(settings.mps_dir), private_shm=not settings.plain_device_nodes)
+        daemons = MpsDaemons(programs, self._mps_folder, private_shm=not settings.plain_device_nodes)
         return MpsStep(NvidiaSmi(programs), daemons, settings.sharing_seconds)
 
     def _make_slices(self) -> Step:
@@ -212,7 +212,7 @@ class Offering:
         Args:
             records: gives all claims as they are now.
         """
-        if Path(self._settings.mps_dir).is_dir():
+        if self._mps_folder.is_dir():
             for daemon in self._mps.step().sweep(records):
                 log.info("ended MPS control daemon %s, which belonged to no claim", daemon)
 
@@ -220,6 +220,11 @@ class Offering:
         """Start no MPS daemon again; what a pod's end leaves of them is the next agent's."""
         if self._mps.made is not None:
             self._mps.made.detach()
+
+    @property
+    def _mps_folder(self) -> Path:
+        """Ours alone: what is in it and belongs to no claim of ours is removed."""
+        return Path(self._settings.mps_dir) / self._settings.driver_name
 
     def _has_policy(self) -> bool:
         settings = self._settings

@@ -60,7 +60,7 @@ def shown(scene: Scene, uuid: str) -> tuple[str, str]:
 
 
 def daemons(scene: Scene) -> list[Path]:
-    folder = scene.folder / "mps"
+    folder = scene.folder / "mps" / DRIVER
     return sorted(folder.iterdir()) if folder.exists() else []
 
 

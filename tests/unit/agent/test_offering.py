@@ -140,10 +140,12 @@ def test_daemons_of_no_claim_are_swept_and_others_stay(tmp_path: Path) -> None:
     made.steps()
     made.recovered(list)
     for name in ("0123456789ab", "ffffffffffff"):
-        (tmp_path / "mps" / name).mkdir(parents=True)
+        (tmp_path / "mps/gpu.nvidia.com" / name).mkdir(parents=True)
+        (tmp_path / "mps/other.example.com" / name).mkdir(parents=True)
     claim = record(gpu(0).name, gpu(0), {"mps": {"daemon": "0123456789ab"}})
     made.recovered(lambda: [claim])
-    assert [entry.name for entry in (tmp_path / "mps").iterdir()] == ["0123456789ab"]
+    assert [entry.name for entry in (tmp_path / "mps/gpu.nvidia.com").iterdir()] == ["0123456789ab"]
+    assert len(list((tmp_path / "mps/other.example.com").iterdir())) == 2
     made.close()
 
 
