@@ -72,12 +72,16 @@ for _kind, _layout in (("door_pci", _PCI), ("door_link", _LINK)):
 class _Common(NamedTuple):
     """What a GPU has in common with its siblings: the codes of all its calls, and the fields that are no identity."""
 
+    shared: bytes
     codes: list[int]
     fields: Fields
     failed: MappingProxyType[str, int]
     """Their codes, as a GPU has them of which no call about its identity failed."""
     identified: bool
     """No such call failed."""
+    link_bytes: bytes
+    links: tuple[NvLink, ...] | None
+    """The links of the first of them, and their bytes; None where they have none."""
 
 
 class CffiNvml(CffiMig, CffiEvents, CffiHealth):
@@ -119,7 +123,7 @@ class CffiNvml(CffiMig, CffiEvents, CffiHealth):
         every = raw(batch)
         size = ffi.sizeof("door_gpu")
         memo: dict[str | int, tuple[bytes, GpuSnapshot]] = {}
-        siblings: dict[bytes, _Common] = {}
+        siblings: list[_Common] = []
         gpus = []
         for position, address in enumerate(asked):
             now = every[position * size : (position + 1) * size]
@@ -157,21 +161,25 @@ def _node_fields(node: Any) -> Fields:
     return fields
 
 
-def _decode(gpu: Any, every: bytes, asked: str | None, siblings: dict[bytes, _Common]) -> GpuSnapshot:
+def _decode(gpu: Any, every: bytes, asked: str | None, siblings: list[_Common]) -> GpuSnapshot:
     """One struct, whose bytes are ``every``, as a value. ``asked``: the canonical address it was looked up by, None for
-    an index. ``siblings``: what the GPUs of this reading have in common with others, by its bytes."""
+    an index. ``siblings``: what the GPUs of this reading have in common with others."""
     shared = b"".join([every[part] for part in _SHARED])
-    common = siblings.get(shared)
+    common = _sibling(siblings, shared)
     if common is None:
         codes = list(gpu.codes)
         if codes[_CODE["handle"]] != SUCCESS:
             return values.unreachable_gpu(asked, None if asked else gpu.index, codes[_CODE["handle"]])
         fields = _common(gpu, codes)
+        links = _links(gpu.link_count, every[_LINKS]) if codes[_CODE["nvlinks"]] == SUCCESS else None
         identified = not any(codes[number] for number in _IDENTITY)
-        common = siblings[shared] = _Common(codes, fields, MappingProxyType(fields.codes), identified)
+        common = _Common(shared, codes, fields, MappingProxyType(fields.codes), identified, every[_LINKS], links)
+        siblings.append(common)
     uuid, serial = ffi.string(gpu.uuid), ffi.string(gpu.serial)
     pci = PciInfo(*_PCI.unpack_from(every, _OFFSET["pci"]))
-    links = _links(gpu.link_count, every[_LINKS]) if common.codes[_CODE["nvlinks"]] == SUCCESS else None
+    links = common.links
+    if links is not None and every[_LINKS] != common.link_bytes:
+        links = _links(gpu.link_count, every[_LINKS])
     if asked is not None and common.identified and (named := clean_text(uuid)) and (number := clean_text(serial)):
         return GpuSnapshot(
             address=asked,
@@ -196,6 +204,14 @@ def _decode(gpu: Any, every: bytes, asked: str | None, siblings: dict[bytes, _Co
     fields.take("module_id", codes[_CODE["module_id"]], gpu.module_id)
     fields.values["nvlinks"] = links
     return fields.gpu()
+
+
+def _sibling(siblings: list[_Common], shared: bytes) -> _Common | None:
+    """What is known of GPUs with these bytes. Mostly all are of one kind: to compare is cheaper than to hash."""
+    for common in siblings:
+        if common.shared == shared:
+            return common
+    return None
 
 
 def _common(gpu: Any, codes: list[int]) -> Fields:

@@ -1,8 +1,9 @@
 """What a snapshot of eight GPUs with topology costs through each backend: ``python -m tests.bench.nvml``.
 
 The node is a mock DGX H100, which answers a call in tens of nanoseconds: what is compared is the binding. On hardware
-the driver's own time comes on top for both. The two backends take turns, round by round, so that a busy moment hits
-both; the best round counts, as that in which nobody else was at work. The states:
+the driver's own time comes on top for both. The two backends take turns of ten rounds, so that a busy moment hits both
+and neither starts with the other's data in the CPU's caches; the best round counts, as that in which nobody else was at
+work. The states:
 
     unchanged   a poll of a node on which nothing happened
     one         one GPU has changed
@@ -14,6 +15,7 @@ both; the best round counts, as that in which nobody else was at work. The state
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -30,6 +32,7 @@ from native.nvml.cffi_backend import CffiNvml
 from native.nvml.protocol import Nvml
 
 BACKENDS = ("cffi", "pynvml")
+TURN = 10
 PARTS = (cffi_backend._links, cffi_library.canonical, values.pci_address)
 
 _FIRST = """
@@ -73,8 +76,8 @@ def measure(node: MockNode, rounds: int) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for state, before in STATES.items():
         found[state] = {name: [] for name in BACKENDS}
-        for _ in range(rounds):
-            for name, library in libraries.items():
+        for name, library in itertools.chain.from_iterable([libraries.items()] * (rounds // TURN)):
+            for _ in range(TURN):
                 before(library)
                 begin = time.perf_counter()
                 library.snapshot(addresses)
