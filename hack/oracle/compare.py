@@ -31,8 +31,9 @@ class Difference:
 
 
 def features(names: Sequence[str]) -> Features:
-    """The port's features for upstream's names."""
-    return Features(**{re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): True for name in names})
+    """The port's features for upstream's names; the oracle is given rules only where they are to be applied."""
+    on = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): True for name in names}
+    return Features(**on, device_taint_rules=True)
 
 
 def port(version: str, given: Document, variant: str | None = None, *, limit: int = 1_000_000) -> list[Outcome]:

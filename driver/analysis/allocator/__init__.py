@@ -2,7 +2,16 @@
 
 from .allocator import Allocator, Outcome, PoolState
 from .claims import Allocated, allocated
-from .features import RELEASES, Features, Rules, UnknownReleaseError, default_features, rules
+from .features import (
+    RELEASES,
+    Features,
+    Rules,
+    UnknownGateError,
+    UnknownReleaseError,
+    default_features,
+    rules,
+    scheduler_features,
+)
 from .fields import DocumentError
 from .funnel import Funnel, Group
 from .nodes import SelectorError
@@ -19,8 +28,10 @@ __all__ = [
     "PoolState",
     "Rules",
     "SelectorError",
+    "UnknownGateError",
     "UnknownReleaseError",
     "allocated",
     "default_features",
     "rules",
+    "scheduler_features",
 ]

@@ -6,6 +6,7 @@ at hand will do; each field of ``Rules`` says which releases have it and, where 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -30,18 +31,23 @@ class Features:
     device_binding_and_status: bool = False
     device_status: bool = False
     """DRAResourceClaimDeviceStatus alone: in 1.34 it is on by default and decides which variant is chosen."""
+    device_taint_rules: bool = False
+    """Whether the scheduler applies DeviceTaintRules; the allocator itself does not know of them."""
     device_taints: bool = False
     fractional_capacity_range: bool = False
     list_type_attributes: bool = False
+    lists_in_selectors: bool = False
+    """List attributes in selectors, but not in constraints: what the gate does in 1.36."""
     optional_node_operations: bool = False
     partitionable_devices: bool = False
     prioritized_list: bool = False
 
     def enabled(self) -> frozenset[str]:
-        """The names of the gates that are on."""
-        return frozenset(each.name for each in fields(self) if getattr(self, each.name))
+        """The names of those that are on and that the choice of a variant depends on."""
+        return frozenset(each.name for each in fields(self) if getattr(self, each.name)) - _OUTSIDE
 
 
+_OUTSIDE: Final = frozenset(("device_taint_rules", "lists_in_selectors"))
 _STABLE_36: Final = frozenset(("admin_access", "device_taints", "partitionable_devices", "prioritized_list"))
 _INCUBATING_36: Final = _STABLE_36 | {"consumable_capacity", "device_binding_and_status"}
 _ONLY_34: Final = frozenset(("device_binding", "device_status"))
@@ -63,26 +69,81 @@ _SUPPORTED: Final = {
         "experimental": _EXPERIMENTAL_37,
     },
 }
-_DEFAULTS: Final = {
-    34: Features(admin_access=True, prioritized_list=True, device_status=True),
-    36: Features(
-        admin_access=True,
-        consumable_capacity=True,
-        device_binding_and_status=True,
-        device_taints=True,
-        partitionable_devices=True,
-        prioritized_list=True,
-    ),
-    37: Features(
-        admin_access=True,
-        consumable_capacity=True,
-        device_binding_and_status=True,
-        device_taints=True,
-        fractional_capacity_range=True,
-        partitionable_devices=True,
-        prioritized_list=True,
-    ),
+_GATES: Final[dict[int, dict[str, bool]]] = {
+    34: {
+        "DRAAdminAccess": True,
+        "DRAConsumableCapacity": False,
+        "DRADeviceBindingConditions": False,
+        "DRADeviceTaints": False,
+        "DRAPartitionableDevices": False,
+        "DRAPrioritizedList": True,
+        "DRAResourceClaimDeviceStatus": True,
+    },
+    36: {
+        "DRAAdminAccess": True,
+        "DRAConsumableCapacity": True,
+        "DRADeviceBindingConditions": True,
+        "DRADeviceTaintRules": False,
+        "DRADeviceTaints": True,
+        "DRAListTypeAttributes": False,
+        "DRAPartitionableDevices": True,
+        "DRAPrioritizedList": True,
+        "DRAResourceClaimDeviceStatus": True,
+    },
+    37: {
+        "DRAAdminAccess": True,
+        "DRAConsumableCapacity": True,
+        "DRADerivedAttributes": False,
+        "DRADeviceBindingConditions": True,
+        "DRADeviceCompatibilityGroups": False,
+        "DRADeviceTaintRules": True,
+        "DRADeviceTaints": True,
+        # On by default only where --min-compatibility-version is 1.37 too.
+        "DRAFractionalCapacityRange": False,
+        "DRAListTypeAttributes": False,
+        "DRAOptionalNodeOperations": False,
+        "DRAPartitionableDevices": True,
+        "DRAPrioritizedList": True,
+        "DRAResourceClaimDeviceStatus": True,
+    },
 }
+
+
+class UnknownGateError(ValueError):
+    """The release's scheduler has no such gate, or none that reaches the allocator; the text names those it has."""
+
+
+def scheduler_features(release: int, gates: Mapping[str, bool] | None = None) -> Features:
+    """What the scheduler of 1.<release> tells its allocator, by its feature gates; unnamed ones have their defaults.
+
+    Raises:
+        UnknownReleaseError: no port of this release.
+        UnknownGateError: no such gate in this release.
+    """
+    _known(release)
+    known = _GATES[release]
+    if strange := sorted(set(gates or {}) - set(known)):
+        raise UnknownGateError(f"1.{release} has no gate {', '.join(strange)}; there are {', '.join(known)}")
+    on = {name: value for name, value in (known | dict(gates or {})).items() if value}.keys()
+    binding = {"DRADeviceBindingConditions", "DRAResourceClaimDeviceStatus"}
+    return Features(
+        admin_access="DRAAdminAccess" in on,
+        compatibility_groups="DRADeviceCompatibilityGroups" in on,
+        consumable_capacity="DRAConsumableCapacity" in on,
+        derived_attributes="DRADerivedAttributes" in on,
+        device_binding=release == 34 and "DRADeviceBindingConditions" in on,
+        device_binding_and_status=release != 34 and binding <= on,
+        device_status=release == 34 and "DRAResourceClaimDeviceStatus" in on,
+        device_taints="DRADeviceTaints" in on,
+        device_taint_rules="DRADeviceTaintRules" in on or (release == 34 and "DRADeviceTaints" in on),
+        fractional_capacity_range="DRAFractionalCapacityRange" in on,
+        # The scheduler of 1.36 forgets to tell its allocator: the gate reaches selectors alone.
+        list_type_attributes=release != 36 and "DRAListTypeAttributes" in on,
+        lists_in_selectors=release == 36 and "DRAListTypeAttributes" in on,
+        optional_node_operations="DRAOptionalNodeOperations" in on,
+        partitionable_devices="DRAPartitionableDevices" in on,
+        prioritized_list="DRAPrioritizedList" in on,
+    )
 
 
 def default_features(release: int) -> Features:
@@ -91,8 +152,7 @@ def default_features(release: int) -> Features:
     Raises:
         UnknownReleaseError: no port of this release.
     """
-    _known(release)
-    return _DEFAULTS[release]
+    return scheduler_features(release)
 
 
 def _known(release: int) -> None:
@@ -174,6 +234,11 @@ class Rules:
     def selectors_see_sharing(self) -> bool:
         """``device.allowMultipleAllocations`` says what the device says; in stable it is always false."""
         return self.variant == "experimental" or (self.variant == "incubating" and self.release >= 36)
+
+    @property
+    def selectors_see_lists(self) -> bool:
+        """Whether DRAListTypeAttributes reaches the selectors."""
+        return self.release >= 36 and (self.features.list_type_attributes or self.features.lists_in_selectors)
 
     @property
     def every_taint_counts(self) -> bool:

@@ -35,7 +35,7 @@ class Selection:
 
     def __init__(self, rules: Rules, claims: list[Claim], classes: Mapping[str, DeviceClass]) -> None:
         self._rules, self._claims, self._classes = rules, claims, classes
-        self._lists = rules.release >= 36 and rules.features.list_type_attributes
+        self._lists = rules.selectors_see_lists
         self._shown = self._lists or rules.release >= 37
         self._known: dict[tuple[RequestKey, tuple[str, str, str]], bool] = {}
 

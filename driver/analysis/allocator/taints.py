@@ -26,12 +26,12 @@ def repels(device: Device, request: Request, rules: Rules) -> bool:
 
 
 def apply(given: Iterable[Document], slices: Sequence[Slice], rules: Rules, unsupported: list[str]) -> None:
-    """Give each rule's taint to the devices that it selects.
+    """Give each rule's taint to the devices that it selects, where the scheduler applies rules at all.
 
     Raises:
         DocumentError: a rule cannot be read.
     """
-    for value in given:
+    for value in given if rules.features.device_taint_rules else ():
         _, _, whole = document(value, "DeviceTaintRule", unsupported)
         spec = whole.need("spec")
         spec.known(frozenset(("deviceSelector", "taint")))

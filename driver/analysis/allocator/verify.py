@@ -53,7 +53,7 @@ def problems(
 
 class _World:
     def __init__(self, rules: Rules, node: Document, slices: Sequence[Document], classes: Iterable[Document]) -> None:
-        self.release, self.lists = rules.release, rules.release >= 36 and rules.features.list_type_attributes
+        self.release, self.lists = rules.release, rules.selectors_see_lists
         self.sharing = rules.selectors_see_sharing
         self.node: str = node["metadata"]["name"]
         self.classes = {each["metadata"]["name"]: each for each in classes}

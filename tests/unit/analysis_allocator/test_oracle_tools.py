@@ -33,7 +33,9 @@ def test_shares_are_compared_without_their_ids_and_steps_only_where_upstream_cou
 
 
 def test_features_have_upstreams_names() -> None:
-    wanted = Features(admin_access=True, device_binding_and_status=True, list_type_attributes=True)
+    wanted = Features(
+        admin_access=True, device_binding_and_status=True, device_taint_rules=True, list_type_attributes=True
+    )
     assert compare.features(["AdminAccess", "DeviceBindingAndStatus", "ListTypeAttributes"]) == wanted
 
 

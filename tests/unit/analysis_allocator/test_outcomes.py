@@ -11,9 +11,11 @@ from driver.analysis.allocator import (
     Allocator,
     DocumentError,
     Features,
+    UnknownGateError,
     UnknownReleaseError,
     default_features,
     rules,
+    scheduler_features,
 )
 from tests.unit.analysis_allocator.cluster_documents import (
     CLASS,
@@ -29,7 +31,7 @@ from tests.unit.analysis_allocator.cluster_documents import (
 )
 
 ONE = slice_of(device("x"))
-WITHOUT_CAPACITY = replace(default_features(37), consumable_capacity=False, fractional_capacity_range=False)
+WITHOUT_CAPACITY = replace(default_features(37), consumable_capacity=False)
 
 
 def selecting(expression: str) -> list[dict[str, object]]:
@@ -261,6 +263,14 @@ def test_the_gates_choose_the_variant(release: int, features: Features | None, v
 def test_what_is_not_ported_is_refused_by_name(release: int, features: Features | None) -> None:
     with pytest.raises(UnknownReleaseError, match=r"1\.3\d"):
         rules(release, features)
+
+
+def test_gates_are_named_as_kubernetes_names_them() -> None:
+    assert not scheduler_features(37, {"DRAPartitionableDevices": False}).partitionable_devices
+    assert scheduler_features(37, {"DRADeviceBindingConditions": False}).device_binding_and_status is False
+    assert scheduler_features(34, {"DRADeviceBindingConditions": True}).device_binding
+    with pytest.raises(UnknownGateError, match="has no gate DRADerivedAttributes"):
+        scheduler_features(34, {"DRADerivedAttributes": True})
 
 
 def test_every_release_has_defaults() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from driver.analysis.allocator import default_features
+from driver.analysis.allocator import default_features, scheduler_features
 from tests.unit.analysis_allocator.cluster_documents import (
     allocate,
     claim,
@@ -232,7 +232,6 @@ def test_what_shares_of_others_take_is_counted() -> None:
         ({"default": "2", "validValues": ["2", "5"]}, "3", "5"),
         ({"default": "2", "validRange": {"min": "2", "step": "2"}}, "1", "2"),
         ({"default": "2", "validRange": {"min": "2", "step": "2"}}, "3", "4"),
-        ({"default": "1", "validRange": {"min": "250m", "step": "250m"}}, "300m", "500m"),
     ],
 )
 def test_a_request_is_rounded_up_by_the_policy(policy: dict[str, object] | None, asked: str | None, taken: str) -> None:
@@ -240,6 +239,17 @@ def test_a_request_is_rounded_up_by_the_policy(policy: dict[str, object] | None,
     outcome = allocate([slice_of(shareable("gpu", policy=policy))], claim(wish))
     assert outcome.allocations is not None
     assert outcome.allocations[0]["devices"]["results"][0]["consumedCapacity"] == {"memory": taken}
+
+
+def test_fractions_are_rounded_as_fractions_only_with_their_gate() -> None:
+    policy = {"default": "1", "validRange": {"min": "250m", "step": "250m"}}
+    for gate, taken in ((True, "500m"), (False, "1")):
+        features = scheduler_features(37, {"DRAFractionalCapacityRange": gate})
+        outcome = allocate(
+            [slice_of(shareable("gpu", policy=policy))], claim(request(**wants("300m"))), features=features
+        )
+        assert outcome.allocations is not None
+        assert outcome.allocations[0]["devices"]["results"][0]["consumedCapacity"] == {"memory": taken}
 
 
 @pytest.mark.parametrize(
@@ -323,6 +333,20 @@ def test_a_rule_that_selects_everything_leaves_nothing() -> None:
     assert not allocate([slice_of(*FOUR)], claim(request()), taint_rules=[rule()]).fits
 
 
+def test_rules_count_only_with_their_gate() -> None:
+    for release, gates, expected in (
+        (36, {}, "gpu-0"),
+        (36, {"DRADeviceTaintRules": True}, "gpu-1"),
+        (37, {}, "gpu-1"),
+    ):
+        features = scheduler_features(release, gates)
+        wish = claim(request())
+        found = allocate(
+            [slice_of(*FOUR)], wish, release=release, features=features, taint_rules=[rule(device="gpu-0")]
+        )
+        assert names(found) == [expected]
+
+
 def test_a_taint_counts_only_with_its_gate() -> None:
     off = replace(default_features(37), device_taints=False)
     assert allocate([slice_of(device("x", taints=[TAINT]))], claim(request()), features=off).fits
@@ -350,6 +374,18 @@ def test_1_36_does_not_find_what_only_going_back_over_lists_would_find() -> None
     for release, fits in ((36, False), (37, True)):
         on = replace(default_features(release), list_type_attributes=True)
         assert allocate([slice_of(*linked)], wish, release=release, features=on).fits is fits
+
+
+def test_in_1_36_the_gate_of_lists_reaches_selectors_and_not_constraints() -> None:
+    linked = [device(name, attributes={"links": {"strings": ["x"]}}) for name in "ab"]
+    features = scheduler_features(36, {"DRAListTypeAttributes": True})
+    chosen = [{"cel": {"expression": 'device.attributes["gpu.example.com"].links.exists(x, x == "x")'}}]
+    assert names(allocate([slice_of(*linked)], claim(request(selectors=chosen)), release=36, features=features)) == [
+        "a"
+    ]
+    same = [{"matchAttribute": "gpu.example.com/links"}]
+    two = claim(request(count=2), constraints=same)
+    assert not allocate([slice_of(*linked)], two, release=36, features=features).fits
 
 
 def test_derived_attributes_take_part_in_constraints() -> None:
