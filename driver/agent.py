@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from driver import ahead
 from driver.bridge import AgentObserver, ClaimHandler, count_prepared, own_partitions, resources, with_owners
 from driver.discovery import Discovery, View
 from driver.later import Later
@@ -140,7 +141,9 @@ class Agent:
         except SocketError:
             log.exception("the plugin cannot be served")
             return 1
+        ahead.import_reading(self._settings.nvml_backend)
         self._discovery.start()
+        ahead.import_publishing(self._client)
         self._observer.heard.wait(FIRST_SLICE_PATIENCE)
         parts = self._start_parts()
         if parts is None:
@@ -239,8 +242,7 @@ class Agent:
     def _read(self) -> NodeInventory:
         reader = self._reader
         if reader is None:
-            # Imported here: this thread may wait for NVML, the registration may not.
-            from driver.node import NodePaths, NodeReader
+            from driver.node import NodePaths, NodeReader  # there already, see driver.ahead
 
             settings = self._settings
             paths = NodePaths(

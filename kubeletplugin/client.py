@@ -20,7 +20,7 @@ import msgspec
 
 from kubeletplugin.api import JSON
 from kubeletplugin.apierrors import ApiError, ApiUnreachableError, error_of_answer, error_of_status
-from kubeletplugin.credentials import SERVICE_ACCOUNT, Access, Secret, TlsSource, TokenSource
+from kubeletplugin.credentials import SERVICE_ACCOUNT, Access, CredentialsError, Secret, TlsSource, TokenSource
 from kubeletplugin.kubeconfig import load_kubeconfig
 from kubeletplugin.ratelimit import TokenBucket
 
@@ -273,6 +273,16 @@ class KubeClient:
         except (HTTPError, OSError) as error:
             if not (stop.is_set() or self._closed.is_set()):
                 raise self._unreachable("WATCH", path, error) from error
+
+    def warm_up(self) -> None:
+        """Do ahead what the first request would do before it is sent: import urllib3, make the TLS context.
+
+        Asks nobody. What is wrong with certificates is said by the first request.
+        """
+        import urllib3.exceptions  # noqa: F401 - for whoever sends
+
+        with contextlib.suppress(ApiUnreachableError, CredentialsError):
+            self._current_pool()
 
     def interrupt(self, stop: threading.Event) -> None:
         """Set ``stop`` and end at once every watch that was opened with it."""
