@@ -124,6 +124,8 @@ def test_the_dgx_h100_has_four_gpus_a_numa_node_and_a_pair_under_one_pcie_root()
         ({"arhcitecture": "turing"}, ("gpu",), "gpu 0000:00:1e.0.arhcitecture: is unknown here"),
         ({"version": 595.91}, ("driver",), "driver.version: 595.91 is not a string (put it in quotes)"),
         ({"cuda": "13"}, ("driver",), "driver.cuda: '13' is not a version such as 13.0"),
+        ({"absent": ["mps.start"]}, ("driver",), "driver.absent: 'mps.start' is not the name of an NVML function"),
+        ({"fails": {"cuInit": "UNKNOWN"}}, ("driver",), "driver.fails: 'cuInit' is not the name of an NVML function"),
         ({"absent": ["cuInit"]}, ("driver",), "driver.absent: 'cuInit' is not the name of an NVML function"),
         ({"fails": {"nvmlDeviceGetName": "TIRED"}}, ("driver",), "driver.fails.nvmlDeviceGetName: 'TIRED' is none of"),
         ({"memory": {"total_mib": -1}}, ("gpu",), "gpu 0000:00:1e.0.memory.total_mib: -1 is not a whole number"),
@@ -163,10 +165,13 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_failures_may_name_a_code_a_delay_or_one_gpu() -> None:
     changed = document()
     changed["driver"]["fails"] = {"nvmlDeviceGetName": {"delay_ms": 5}, "nvmlDeviceGetSerial": "NOT_SUPPORTED"}
+    changed["driver"]["fails"] |= {"mps.start": "UNKNOWN", "nvidia-smi": {"delay_ms": -1}}
     changed["gpus"][0]["fails"] = {"nvmlDeviceGetUUID": {"code": "UNKNOWN", "delay_ms": -1}}
     assert parse(changed).failures == (
         Failure("nvmlDeviceGetName", -1, None, 5),
         Failure("nvmlDeviceGetSerial", 3),
+        Failure("mps.start", 999),
+        Failure("nvidia-smi", -1, None, -1),
         Failure("nvmlDeviceGetUUID", 999, "0000:00:1e.0", -1),
     )
 
