@@ -59,7 +59,6 @@ class Program:
         return value
 
 
-@lru_cache(maxsize=2048)
 def compile_selector(expression: str, release: int, lists: bool = False) -> Program:
     """A device selector as the scheduler of 1.<release> compiles it, with or without DRAListTypeAttributes.
 
@@ -67,10 +66,22 @@ def compile_selector(expression: str, release: int, lists: bool = False) -> Prog
         CompileError: the expression is not valid; the text begins with line and column.
         UnsupportedError: it is valid, but beyond this evaluator.
     """
+    found = _selector(expression, release, lists)
+    if isinstance(found, CompileError):
+        raise found.with_traceback(None)
+    return found
+
+
+@lru_cache(maxsize=2048)
+def _selector(expression: str, release: int, lists: bool) -> Program | CompileError:
+    """The program or what is wrong: a wrong selector is asked for on every node too."""
     where = environment(release, lists)
-    step, type_ = _compile(expression, where)
+    try:
+        step, type_ = _compile(expression, where)
+    except CompileError as error:
+        return error
     if type_.name not in ("bool", "any", where.attribute.name):
-        raise CompileError(f"must evaluate to bool or the unknown type, not {type_}", expression)
+        return CompileError(f"must evaluate to bool or the unknown type, not {type_}", expression)
     return Program(expression, step)
 
 
