@@ -21,10 +21,10 @@ ABOUT_US = re.compile(r"gpu\.nvidia\.com|gpudra|[Dd]ynamicResource|DRA ")
 NOT_ABOUT_US = re.compile(
     # The kubelet asks once more about a pod (the agent's, say) whose deletion the API server has just completed.
     r"status_manager\.go.*no relationship found"
-    # A kubelet that is ended breaks off its own stream of health reports.
-    r"|Error receiving from WatchResources stream.*context canceled"
-    # So does a plugin that is killed; Kubernetes 1.34 calls it an error where one ends in order, too.
-    r"|(WatchResources stream|NodeWatchResources RPC call failed).*code = Unavailable"
+    # A stream of health reports ends with the kubelet or the plugin, which tests end and kill in every order.
+    r"|Error receiving from WatchResources stream.*code = (Canceled|Unavailable)"
+    # Kubernetes 1.34 opens it once more while a plugin ends.
+    r"|NodeWatchResources RPC call failed.*code = Unavailable"
     # Kubernetes 1.34 asks for the health of a claim that it has just unprepared.
     r"|Failed to get claim infos for container.*unable to get information for ResourceClaim"
 )
