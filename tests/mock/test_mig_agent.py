@@ -128,7 +128,7 @@ def test_a_claim_is_told_of_its_partition_and_metrics_count_it(scene: Scene) -> 
     (spec,) = scene.specs()
     assert entry["data"]["uuid"] in spec.read_text()
     assert entry["data"]["uuid"].startswith("MIG-")
-    (served,) = scene.logged("metrics are served")
+    (served,) = scene.until(lambda: scene.logged("metrics are served"), "metrics")
     with urllib.request.urlopen(f"http://127.0.0.1:{served['port']}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     assert 'gpudra_prepared_devices{type="mig"} 1.0' in text
@@ -213,14 +213,15 @@ def test_mps_runs_in_a_partition_that_is_made_for_the_claim_and_ends_with_it(sce
     written = spec.read_text()
     assert "CUDA_MPS_PIPE_DIRECTORY" in written
     assert "/dev/nvidia-caps/" in written
-    (folder,) = (scene.folder / "mps").iterdir()
+    (folder,) = (scene.folder / "mps").glob("*/*")
     assert str(folder) in written
     scene.unprepare("shared")
-    assert (standing(scene), scene.specs(), list((scene.folder / "mps").iterdir())) == ([], [], [])
+    assert (standing(scene), scene.specs(), list((scene.folder / "mps").glob("*/*"))) == ([], [], [])
 
 
 def test_a_sick_gpu_taints_every_partition_of_it_and_no_other(scene: Scene) -> None:
     running(scene, 62)
+    scene.until(lambda: scene.logged("events are watched"), "the watching of events")
     sick = scene.node.profile.gpus[0].address
     scene.node.xid(sick, 79)
 
