@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kubeletplugin.api import ClaimRef
@@ -19,8 +22,15 @@ from tests.bench.kubelet import Kubelet
 from tests.bench.stats import percentile
 
 _BLOCK = b"x" * 4096
-_IMPORTS = "import grpc, google.protobuf.descriptor_pool, sys; sys.stdout.write('.'); sys.stdout.flush(); "
-_WAIT = "sys.stdin.read()"
+_PYTHON = (sys.executable, "-I", "-S", "-c")
+"""Without what a development environment does at each start."""
+_PATH = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r}); "
+_IMPORTS = _PATH + "import grpc, google.protobuf.descriptor_pool; "
+_SERVER = (
+    "from concurrent.futures import ThreadPoolExecutor; server = grpc.server(ThreadPoolExecutor(2)); "
+    "server.add_insecure_port('127.0.0.1:0'); server.start(); "
+)
+_WAIT = "sys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read()"
 
 
 def of_calls(kubelet: Kubelet, calls: int = 200) -> dict[str, float]:
@@ -61,12 +71,28 @@ def of_interpreter(starts: int = 3) -> dict[str, float]:
     found: dict[str, float] = {}
     for _ in range(starts):
         begin = time.perf_counter()
-        with subprocess.Popen(
-            [sys.executable, "-c", _IMPORTS + _WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
-            assert process.stdout is not None
-            process.stdout.read(1)
+        with _python(_IMPORTS) as process:
             seconds.append(time.perf_counter() - begin)
             memory = procfs.memory(process.pid)
             found = {f"floor_python_{name}": memory[name] for name in ("rss_mib", "pss_mib", "anon_mib")}
     return {"floor_python_ms": percentile(seconds, 50) * 1e3, **found}
+
+
+def of_idleness(seconds: float) -> dict[str, float]:
+    """A Python with one gRPC server that nobody calls: CPU milliseconds in 30 s, observed for ``seconds``."""
+    with _python(_IMPORTS + _SERVER) as process:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)  # what the start left to do
+        before = procfs.cpu_seconds(process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        return {"floor_idle_cpu_ms_per_30_s": (procfs.cpu_seconds(process.pid) - before) * 1e3 * 30 / seconds}
+
+
+@contextmanager
+def _python(program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python that has run the program and waits; it ends with the block."""
+    with subprocess.Popen([*_PYTHON, program + _WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        yield process

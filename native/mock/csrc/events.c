@@ -1,7 +1,8 @@
 /* Event sets. What happens stands in a ring in the node file; a set remembers how far it has read.
  *
- * A wait looks at the ring every few milliseconds: whoever writes an event may be any process, Python included, and a
- * futex in a file that is only mapped for reading would be of no use to it.
+ * A wait looks at the ring, first after a few milliseconds, then each time after twice as many, so that an agent that
+ * always waits costs little: whoever writes an event may be any process, Python included, and a futex in a file that is
+ * only mapped for reading would be of no use to it.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -10,7 +11,8 @@
 #include "mock.h"
 
 #define SET_MAGIC 0x65767431U
-#define LOOK_EVERY_MS 5
+#define LOOK_AFTER_MS 5
+#define LOOK_AT_LEAST_EVERY_MS 80
 
 struct nvmlEventSet_st {
     unsigned int magic;
@@ -127,6 +129,7 @@ static int64_t now_ns(void)
 static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct mock_event *event)
 {
     const int64_t until = now_ns() + (int64_t)timeoutms * NS_A_MS;
+    int64_t pause = LOOK_AFTER_MS;
     for (;;) {
         const nvmlReturn_t session = mock_session();
         if (session != NVML_SUCCESS)
@@ -138,7 +141,9 @@ static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct 
         const int64_t left = (until - now_ns() + NS_A_MS - 1) / NS_A_MS;
         if (left <= 0)
             return NVML_ERROR_TIMEOUT;
-        mock_pause(left < LOOK_EVERY_MS ? left : LOOK_EVERY_MS);
+        mock_pause(left < pause ? left : pause);
+        if (pause < LOOK_AT_LEAST_EVERY_MS)
+            pause *= 2;
     }
 }
 

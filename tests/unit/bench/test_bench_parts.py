@@ -114,6 +114,7 @@ def test_floors_are_measured_in_milliseconds(client: KubeClient, calls: Kubelet,
         **floors.of_reads(client, claims(client, 1)[0], 3),
         **floors.of_writes(tmp_path, 3),
         **floors.of_interpreter(1),
+        **floors.of_idleness(0.1),
     }
     assert all(value > 0 for value in found.values())
     assert list(tmp_path.iterdir()) == []
