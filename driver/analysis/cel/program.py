@@ -9,7 +9,7 @@ from typing import Final
 from ..quantity import Quantity
 from .checker import Checker
 from .environment import COST_LIMIT, Environment, environment
-from .errors import CompileError, EvaluationError
+from .errors import CompileError, EvaluationError, UnsupportedError
 from .frame import Frame, Step
 from .parser import parse
 from .planner import Planner
@@ -110,7 +110,9 @@ def _compile(expression: str, where: Environment) -> tuple[Step, Type]:
         type_ = checker.check(tree)
         return Planner(checker).plan(tree), type_
     except RecursionError as error:
-        raise CompileError("the expression is nested too deeply", expression) from error
+        raise UnsupportedError(
+            "the expression is nested more deeply than this evaluator can follow", expression
+        ) from error
 
 
 def device_value(
