@@ -46,6 +46,7 @@ PROGRAMS: Final = {
     "nvidia-smi": (
         "programs",
         "smi",
+        "smi_fields",
         "smi_mig",
         "smi_mig_list",
         "smi_monitor",

@@ -91,6 +91,7 @@ static int usage(FILE *stream, int status)
             "  nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n"
             "  nvidia-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]\n"
             "  nvidia-smi topo -m               how GPUs, NICs and CPUs are connected\n"
+            "  nvidia-smi nvlink -s             the NVLinks of each GPU and how fast they are\n"
             "  nvidia-smi mig -lgip | -lgipp | -lgi | -lci | -lcip\n"
             "  nvidia-smi mig -cgi PROFILE[:START],... [-C] | -cci [PROFILE,...] | -dci | -dgi\n"
             "  nvidia-smi -mig 0|1              MIG mode\n"
@@ -180,11 +181,11 @@ static int take_options(int argc, char **argv, struct smi_options *options)
             options->ids = argv[++i];
         else if (strncmp(argv[i], "--id=", 5) == 0)
             options->ids = argv[i] + 5;
-        else if (more && strcmp(argv[i], "-gi") == 0)
+        else if (more && (strcmp(argv[i], "-gi") == 0 || strcmp(argv[i], "--gpu-instance-id") == 0))
             options->gi = argv[++i];
-        else if (more && strcmp(argv[i], "-ci") == 0)
+        else if (more && (strcmp(argv[i], "-ci") == 0 || strcmp(argv[i], "--compute-instance-id") == 0))
             options->ci = argv[++i];
-        else if (strcmp(argv[i], "-C") == 0)
+        else if (strcmp(argv[i], "-C") == 0 || strcmp(argv[i], "--default-compute-instance") == 0)
             options->make_default = true;
         else if (strncmp(argv[i], "--format=", 9) == 0)
             options->format = argv[i] + 9;
@@ -224,8 +225,12 @@ static nvmlReturn_t perform(int argc, char **argv, const struct smi_options *opt
         return query_long(argc - 1, argv + 1, options, understood);
     if (strcmp(verb, "dmon") == 0)
         return smi_monitor(argc - 1, argv + 1, options, understood);
-    if (argc == 2 && strcmp(verb, "topo") == 0 && strcmp(argv[1], "-m") == 0)
+    if (argc == 2 && strcmp(verb, "topo") == 0 && (strcmp(argv[1], "-m") == 0 || strcmp(argv[1], "--matrix") == 0))
         return smi_topology();
+    if (argc == 2 && strcmp(verb, "nvlink") == 0 && (strcmp(argv[1], "-s") == 0 || strcmp(argv[1], "--status") == 0))
+        return smi_links(options);
+    if (argc == 2 && strcmp(verb, "-x") == 0 && strcmp(argv[1], "-q") == 0)
+        return smi_xml(options);
     if (argc >= 2 && strcmp(verb, "mig") == 0)
         return smi_mig(argc - 1, argv + 1, options, understood);
     if (argc >= 2 && strcmp(verb, "compute-policy") == 0)

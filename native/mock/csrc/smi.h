@@ -41,7 +41,11 @@ nvmlReturn_t smi_long(const struct smi_options *options, const char *display); /
 bool smi_is_display(const char *display);
 nvmlReturn_t smi_monitor(int argc, char **argv, const struct smi_options *options, bool *understood); /* dmon */
 nvmlReturn_t smi_topology(void);
+nvmlReturn_t smi_links(const struct smi_options *options); /* nvlink -s */
 /* The value of a --query-gpu field without its unit; false for a field that is unknown. */
+/* What the long listing knows under a name of its own; "N/A" where the board has it not. */
+void smi_special(const char *what, nvmlDevice_t device, char room[TEXT_ROOM]);
+bool smi_other_field(const char *name, unsigned int index, nvmlDevice_t device, char room[TEXT_ROOM], const char **unit);
 bool smi_field(const char *name, unsigned int index, nvmlDevice_t device, char room[TEXT_ROOM], const char **unit);
 
 #endif

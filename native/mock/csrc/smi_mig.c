@@ -163,10 +163,26 @@ static nvmlReturn_t destroy_instances(unsigned int index, nvmlDevice_t device, c
     return smi_for_instances(index, device, argument, destroy_instance);
 }
 
+/* The brief name of an option that is spelt out. */
+static const char *brief(const char *verb)
+{
+    static const char *const names[][2] = {
+        {"--list-gpu-instance-profiles", "-lgip"},    {"--list-gpu-instance-possible-placements", "-lgipp"},
+        {"--list-gpu-instances", "-lgi"},             {"--list-compute-instances", "-lci"},
+        {"--list-compute-instance-profiles", "-lcip"}, {"--create-gpu-instance", "-cgi"},
+        {"--create-compute-instance", "-cci"},        {"--destroy-compute-instance", "-dci"},
+        {"--destroy-gpu-instance", "-dgi"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); ++i)
+        if (strcmp(verb, names[i][0]) == 0)
+            return names[i][1];
+    return verb;
+}
+
 nvmlReturn_t smi_mig(int argc, char **argv, const struct smi_options *options, bool *understood)
 {
     struct wish wish = {options, NULL};
-    const char *verb = argc > 0 ? argv[0] : "";
+    const char *verb = brief(argc > 0 ? argv[0] : "");
     const bool takes_profiles = strcmp(verb, "-cgi") == 0 || strcmp(verb, "-cci") == 0;
     if (takes_profiles && argc > 1 && argv[1][0] != '-')
         wish.profiles = argv[1];

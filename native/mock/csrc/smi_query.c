@@ -248,7 +248,7 @@ bool smi_field(const char *name, unsigned int index, nvmlDevice_t device, char r
     if (text_field(name, device, room) || mode_field(name, device, room) || other_field(name, index, device, room) ||
         number_field(name, device, room, unit) || memory_field(name, device, room, unit) ||
         power_field(name, device, room, unit) || clock_field(name, device, room, unit) ||
-        load_field(name, device, room, unit)) {
+        load_field(name, device, room, unit) || smi_other_field(name, index, device, room, unit)) {
         if (strcmp(room, "[N/A]") == 0)
             *unit = "";
         return true;
@@ -291,14 +291,16 @@ static bool header(const char *fields, nvmlDevice_t device, bool print, bool uni
 {
     char name[TEXT_ROOM], room[TEXT_ROOM];
     const char *at = fields, *unit;
-    for (bool first = true; next_name(&at, name); first = false) {
+    while (next_name(&at, name))
         if (!smi_field(name, 0, device, room, &unit)) {
             printf("Field \"%s\" is not a valid field to query.\n\n", name);
             return false;
         }
-        if (print)
-            printf("%s%s%s%s%s", first ? "" : ", ", name, *unit != '\0' && units ? " [" : "",
-                   units ? unit + (*unit == ' ') : "", *unit != '\0' && units ? "]" : "");
+    at = fields;
+    for (bool first = true; print && next_name(&at, name); first = false) {
+        (void)smi_field(name, 0, device, room, &unit);
+        printf("%s%s%s%s%s", first ? "" : ", ", name, *unit != '\0' && units ? " [" : "",
+               units ? unit + (*unit == ' ') : "", *unit != '\0' && units ? "]" : "");
     }
     if (print)
         printf("\n");

@@ -241,3 +241,31 @@ nvmlReturn_t smi_topology(void)
         printf("  NIC%u: %s\n", i, matrix.nic[i].name);
     return NVML_SUCCESS;
 }
+
+static nvmlReturn_t show_links(unsigned int index, nvmlDevice_t device, const void *argument)
+{
+    char name[TEXT_ROOM], uuid[TEXT_ROOM];
+    bool begun = false;
+    (void)argument;
+    for (unsigned int link = 0; link < NVML_NVLINK_MAX_LINKS; ++link) {
+        nvmlEnableState_t active;
+        if (nvmlDeviceGetNvLinkState(device, link, &active) != NVML_SUCCESS)
+            continue;
+        if (!begun)
+            printf("GPU %u: %s (UUID: %s)\n", index, smi_text(name, nvmlDeviceGetName(device, name, sizeof(name))),
+                   smi_text(uuid, nvmlDeviceGetUUID(device, uuid, sizeof(uuid))));
+        begun = true;
+        nvmlFieldValue_t speed = {.fieldId = NVML_FI_DEV_NVLINK_GET_SPEED, .scopeId = link};
+        if (active == NVML_FEATURE_ENABLED && nvmlDeviceGetFieldValues(device, 1, &speed) == NVML_SUCCESS &&
+            speed.nvmlReturn == NVML_SUCCESS)
+            printf("\t Link %u: %.3f GB/s\n", link, (double)speed.value.uiVal / 1000.0);
+        else
+            printf("\t Link %u: <inactive>\n", link);
+    }
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t smi_links(const struct smi_options *options)
+{
+    return smi_for_each(options, show_links, NULL);
+}

@@ -146,7 +146,7 @@ static void board_value(const char *what, nvmlDevice_t device, char room[TEXT_RO
         snprintf(room, TEXT_ROOM, "%s", WORD(actions, field.value.uiVal));
 }
 
-static void special(const char *what, nvmlDevice_t device, char room[TEXT_ROOM])
+void smi_special(const char *what, nvmlDevice_t device, char room[TEXT_ROOM])
 {
     static const struct {
         const char *prefix;
@@ -263,7 +263,7 @@ static void element(const struct element *of, unsigned int index, nvmlDevice_t d
     } else if (*filling == '!') {
         style->leaf(of->depth, of->name, (reasons & strtoull(filling + 1, NULL, 10)) != 0 ? "Active" : "Not Active");
     } else if (*filling == '@') {
-        special(filling + 1, device, room);
+        smi_special(filling + 1, device, room);
         style->leaf(of->depth, of->name, room);
     } else {
         snprintf(field, sizeof(field), "%.*s", (int)strcspn(filling, "+"), filling);
