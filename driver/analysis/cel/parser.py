@@ -30,6 +30,14 @@ def parse(source: str, *, quoted: bool = True) -> Node:
     return tree
 
 
+def _balanced(name: str, terms: list[Node], marks: list[int]) -> Node:
+    if len(terms) == 1:
+        return terms[0]
+    middle = len(terms) // 2
+    left, right = _balanced(name, terms[:middle], marks), _balanced(name, terms[middle:], marks[middle:])
+    return Call(marks[middle - 1], name, [left, right])
+
+
 class _Parser:
     def __init__(self, source: str, quoted: bool) -> None:
         self._source, self._quoted = source, quoted
@@ -65,10 +73,22 @@ class _Parser:
             mine = _LEVELS.get(operator.text, 0) if operator.kind in ("operator", "ident") else 0
             if mine < level:
                 return left
+            if operator.text in ("&&", "||"):
+                left = self._chain(operator.text, mine, left)
+                continue
             self._at += 1
             right = self._binary(mine + 1)
             name = "@in" if operator.text == "in" else f"_{operator.text}_"
             left = Call(operator.position, name, [left, right])
+
+    def _chain(self, operator: str, level: int, first: Node) -> Node:
+        """``a && b && c ...`` as a balanced tree: the meaning is the same and many conditions do not nest deeply."""
+        terms, marks = [first], []
+        while self.now.kind == "operator" and self.now.text == operator:
+            marks.append(self.now.position)
+            self._at += 1
+            terms.append(self._binary(level + 1))
+        return _balanced(f"_{operator}_", terms, marks)
 
     def _unary(self) -> Node:
         mark = self.now

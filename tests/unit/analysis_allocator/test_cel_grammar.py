@@ -147,6 +147,11 @@ def test_expressions_nest_only_so_deep() -> None:
         compile_selector("(" * (MAX_DEPTH + 1) + "true" + ")" * (MAX_DEPTH + 1), 37)
 
 
+def test_a_thousand_conditions_in_a_row_do_not_nest() -> None:
+    for operator in ("&&", "||"):
+        assert compile_selector(f" {operator} ".join(["true"] * 1000), 37).matches({})
+
+
 @given(st.text(max_size=40))
 def test_no_text_makes_the_parser_fail_otherwise(text: str) -> None:
     with contextlib.suppress(CompileError):
