@@ -125,6 +125,7 @@ def test_no_gpu_at_all_is_said(own_node: MockNode, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root folder of a process")
+@pytest.mark.skipif("-fsanitize" in os.environ.get("GPUDRA_MOCK_CFLAGS", ""), reason="the sanitizers need a libc")
 def test_a_container_without_a_libc_sees_just_the_gpu_it_got(node_of: Node, tmp_path: Path) -> None:
     node = node_of("dgx-h100")
     (tmp_path / "dev").mkdir()
