@@ -72,6 +72,7 @@ class Lookout:
         self._watching: Watching | None = None
         self._journal: Journal | None = None
         self._devices: Mapping[str, api.JSON] = {}
+        self._seen_well: NodeInventory | None = None
         self._webhook: Webhook | None = None
         self._reconciler: Reconciler | None = None
         self._idle: IdleBook | None = None
@@ -84,6 +85,7 @@ class Lookout:
         """What is to be published of a snapshot, and with which taints."""
         well = all(gpu.state is GpuState.READY for gpu in inventory.gpus)
         if self._watch is None and well and not (self._agent.settings.state_dir / HEALTH_FILE).exists():
+            self._seen_well = inventory
             return inventory, {}  # the way to the first slice, where nothing is known to be wrong
         watch = self._made()
         return watch.shown(inventory), watch.taints()
@@ -265,7 +267,7 @@ class Lookout:
                 from driver.watch import HealthWatch
 
                 agent = self._agent
-                self._watch = HealthWatch(
+                watch = HealthWatch(
                     agent.settings,
                     agent.pool,
                     agent.boot_id,
@@ -274,6 +276,9 @@ class Lookout:
                     self._scribe,
                     self._affected,
                 )
+                if self._seen_well is not None:
+                    watch.shown(self._seen_well)  # what has been published stays in view, should it be sick by now
+                self._watch = watch
             return self._watch
 
     def _affected(self, record: ClaimRecord, verdict: Verdict) -> None:

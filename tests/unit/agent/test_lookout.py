@@ -100,6 +100,15 @@ def test_a_sick_gpu_is_tainted_in_the_first_publication_already(tmp_path: Path) 
     assert taints == {}, "and nothing is published of it"
 
 
+def test_a_gpu_that_fell_ill_between_the_first_slice_and_the_first_look_stays_in_view(tmp_path: Path) -> None:
+    made = lookout(tmp_path)
+    made._agent.settings.state_dir.mkdir(parents=True)
+    well = node()
+    assert made.view(well) == (well, {})
+    shown, _ = made.view(node(GpuState.LOST))
+    assert shown.gpus == well.gpus
+
+
 def test_metadata_is_what_a_device_is_published_with(tmp_path: Path) -> None:
     made = lookout(tmp_path)
     assert made.metadata("gpu-0") is None
