@@ -40,6 +40,7 @@ def running(scene: Scene, devices: int, **flags: object) -> None:
     scene.start(**{"mig": "dynamic", **flags})
     scene.registered()
     scene.until(lambda: len(scene.devices()) == devices, f"{devices} devices")
+    scene.until(lambda: scene.logged("published"), "the agent's word about it")
 
 
 def allocate(scene: Scene, name: str, *devices: str, config: dict[str, Any] | None = None) -> None:

@@ -466,7 +466,10 @@ def test_one_failed_write_fails_every_change_that_was_in_it(folder: Path, monkey
 TEXT = st.text(max_size=12)
 HARDWARE = st.frozensets(TEXT, max_size=3)
 UNKNOWN = st.dictionaries(TEXT.map(lambda key: f"x{key}"), st.integers(-9, 9) | TEXT | st.none(), max_size=2)
-DEVICES = st.builds(DeviceRecord, TEXT, TEXT, TEXT, st.none() | TEXT, st.booleans(), TEXT, TEXT, TEXT, UNKNOWN)
+STEP_DATA = st.dictionaries(TEXT.map(lambda name: f"step {name}"), UNKNOWN, max_size=2)
+DEVICES = st.builds(
+    DeviceRecord, TEXT, TEXT, TEXT, st.none() | TEXT, st.booleans(), TEXT, TEXT, TEXT, STEP_DATA, UNKNOWN
+)
 UIDS = st.from_regex(r"\A[A-Za-z0-9]([A-Za-z0-9-]{0,20}[A-Za-z0-9])?\Z")
 
 
@@ -482,6 +485,7 @@ def states(draw: st.DrawFn) -> envelope.State:
             draw(st.none() | TEXT),
             draw(st.none() | TEXT),
             draw(HARDWARE),
+            draw(STEP_DATA),
             draw(UNKNOWN),
         )
     return envelope.State(
