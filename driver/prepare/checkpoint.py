@@ -167,14 +167,28 @@ class Checkpoint:
         sync = any(change.sync for change in batch)
         if reserve:
             self._fill_reserve(data)
-        else:
+        elif sync or not self._write_unsynced(data):
             self._reuse_previous()
-            files.write_over(self._temporary, data, 0o600, sync=sync)
+            files.write_over(self._temporary, data, 0o600)
+            sync = True
         self._keep_previous()
         files.replace(self._temporary, self.path, sync=sync)
         self._state = state
         self._identity = self._identify()
         self._make_reserve()
+
+    def _write_unsynced(self, data: bytes) -> bool:
+        """Write the temporary file without waiting for the disk; False: the disk is full.
+
+        Never into an old file: its blocks could come back after a loss of power, as a sound file that is too old.
+        """
+        try:
+            files.write_new(self._temporary, data, 0o600, sync=False)
+        except OSError as error:
+            if error.errno in _FULL:
+                return False
+            raise
+        return True
 
     def _reuse_previous(self) -> None:
         """Let the second copy become the temporary file; the current file is about to become the second copy.

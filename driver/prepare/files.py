@@ -23,8 +23,8 @@ def make_folder(path: Path, mode: int) -> None:
     sync_folder(path.parent)
 
 
-def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a file from scratch and sync it. What stood at ``path`` is replaced, and not followed if it is a link.
+def write_new(path: Path, data: bytes, mode: int, *, sync: bool = True) -> None:
+    """Write a file from scratch and, if wanted, sync it. What stood at ``path`` is replaced; a link is not followed.
 
     On failure nothing is left at ``path``.
 
@@ -37,7 +37,8 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
     try:
         os.fchmod(descriptor, mode)
         write_all(descriptor, data)
-        os.fsync(descriptor)
+        if sync:
+            os.fsync(descriptor)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to report
             path.unlink()
@@ -46,8 +47,8 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
         os.close(descriptor)
 
 
-def write_over(path: Path, data: bytes, mode: int, *, sync: bool = True) -> None:
-    """Write a file, and sync it if wanted, into the one that stands at ``path`` if nobody else has a part in that.
+def write_over(path: Path, data: bytes, mode: int) -> None:
+    """Write a file and sync it, into the one that stands at ``path`` if nobody else has a part in that.
 
     A link, anything that is no regular file, and a file with a second name are replaced as in ``write_new``. On failure
     nothing is left at ``path``.
@@ -66,8 +67,7 @@ def write_over(path: Path, data: bytes, mode: int, *, sync: bool = True) -> None
         os.fchmod(descriptor, mode)
         write_all(descriptor, data)
         os.ftruncate(descriptor, len(data))
-        if sync:
-            os.fsync(descriptor)
+        os.fsync(descriptor)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to report
             path.unlink()

@@ -395,7 +395,7 @@ def test_on_a_full_disk_changes_that_free_something_use_the_reserve_and_others_d
     reserve = folder / "checkpoint.json.reserve"
     assert reserve.stat().st_blocks > 0
 
-    def full(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
+    def full(path: Path, data: bytes, mode: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
@@ -413,11 +413,11 @@ def test_changes_of_many_threads_all_arrive_in_fewer_writes(folder: Path, monkey
     first_write, go_on = threading.Event(), threading.Event()
     original = files.write_over
 
-    def slow(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
+    def slow(path: Path, data: bytes, mode: int) -> None:
         writes.append(len(data))
         first_write.set()
         assert go_on.wait(30)
-        original(path, data, mode, sync=sync)
+        original(path, data, mode)
 
     monkeypatch.setattr(files, "write_over", slow)
     threads = [threading.Thread(target=commit, args=(checkpoint, {f"t{n}": record(f"t{n}", 3)})) for n in range(9)]
@@ -438,7 +438,7 @@ def test_one_failed_write_fails_every_change_that_was_in_it(folder: Path, monkey
     checkpoint = loaded(folder)
     inside, go_on = threading.Event(), threading.Event()
 
-    def fail(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
+    def fail(path: Path, data: bytes, mode: int) -> None:
         inside.set()
         assert go_on.wait(30)
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

@@ -101,7 +101,8 @@ def test_whichever_write_of_an_unprepare_fails_the_retry_frees_everything(
 def test_a_failed_write_is_reached_by_the_faults_of_these_tests(node: FakeNode, calls: FailingCalls) -> None:
     preparer = node.start()
     for nth in range(1, 4):
-        calls.fail("write", errno.ENOSPC, nth)
+        # A full disk would be met by the third write, the result's, only to be got round in the next one.
+        calls.fail("write", errno.EIO, nth)
         assert outcome(preparer, f"u{nth}", nth) is not None
         calls.mend()
 
