@@ -57,7 +57,6 @@ class _World:
         self.sharing = rules.selectors_see_sharing
         self.node: str = node["metadata"]["name"]
         self.classes = {each["metadata"]["name"]: each for each in classes}
-        self.all = slices
         here = [each for each in slices if _there(self.node, each)]
         newest: dict[tuple[str, str], int] = {}
         for each in here:
@@ -144,7 +143,8 @@ def _device(world: _World, wish: Document, result: Document, taints: bool) -> It
             if not compile_selector(expression, world.release, world.lists).matches(value):
                 yield f"{label}: {expression} is false"
     for taint in device.get("taints") or () if taints else ():
-        if taint["effect"] in _EFFECTS and not any(map(_tolerates, wish.get("tolerations") or (), [taint] * 99)):
+        tolerated = any(_tolerates(each, taint) for each in wish.get("tolerations") or ())
+        if taint["effect"] in _EFFECTS and not tolerated:
             yield f"{label}: taint {taint['key']} is not tolerated"
 
 
