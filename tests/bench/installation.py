@@ -17,6 +17,7 @@ from pathlib import Path
 
 _REPOSITORY = Path(__file__).parents[2]
 _PACKAGES = ("driver", "kubeletplugin", "native")
+_DEPENDENCIES = ("cffi", "google", "grpc", "msgspec", "prometheus_client", "pyudev", "urllib3")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "mock", "csrc", "*.c")
 _SCRIPT = """\
 #!{python}
@@ -29,7 +30,7 @@ sys.exit(main())
 def install(folder: Path) -> Path:
     """Install the working tree into ``folder``, which is made; gives its ``gpudra`` command.
 
-    Dependencies are those of the environment that this runs in.
+    Dependencies are those of the environment that this runs in; they are compiled there.
     """
     venv.EnvBuilder(symlinks=True).create(folder)
     python = folder / "bin" / "python"
@@ -42,7 +43,10 @@ def install(folder: Path) -> Path:
     described = packages / f"gpudra-{number}.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: gpudra\nVersion: {number}\n")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    dependencies = sysconfig.get_path("purelib")
+    (packages / "dependencies.pth").write_text(dependencies + "\n")
+    for name in _DEPENDENCIES:  # as in the image: an installer may leave this to their first import, or to nobody
+        compileall.compile_dir(Path(dependencies) / name, quiet=1)
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(packages, quiet=1, invalidation_mode=mode)
     command = folder / "bin" / "gpudra"
