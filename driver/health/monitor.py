@@ -193,10 +193,10 @@ class Monitor:
             else:
                 if read is None:
                     return
-                failure = _driver_problem(read)
-                unloaded = failure is not None
+                failure = _driver_problem(read) or ""
+                unloaded = bool(failure)
             health = {one.address: one for one in read}
-            problem = unavailable or failure or ""
+            problem = unavailable or failure
         self._silent = None
         if problem or inventory is None:
             self._keeper.driver_gone(problem, unloaded=unloaded)
