@@ -20,6 +20,8 @@ NODE_NAME = "bench-node"
 OWN_LABEL = "gpudra"
 OWN_DRIVER = "gpu.nvidia.com"
 _GRACE = 20.0
+_IMAGE = {"MALLOC_ARENA_MAX": "2"}
+"""What the Dockerfile sets and figures depend on."""
 _CHECK = 0.5
 """Seconds after which it is looked whether a driver that says nothing is still there."""
 
@@ -91,8 +93,8 @@ class Candidate:
         return [word.format_map(values) for word in shlex.split(self.command)]
 
     def environment(self) -> Mapping[str, str]:
-        """Ours and the mock node's."""
-        return {**os.environ, **self.node.environment, "GPUDRA_MOCK_QUIET": "1"}
+        """Ours, the image's and the mock node's."""
+        return {**os.environ, **_IMAGE, **self.node.environment, "GPUDRA_MOCK_QUIET": "1"}
 
     def clean(self) -> None:
         """A node on which it never ran."""
