@@ -171,7 +171,7 @@ def test_work_that_had_not_begun_when_the_plugin_closed_is_refused(bench: Bench,
     first = aside.submit(narrow.prepare, [ref(1)], bench.call("prepare"))
     assert bench.driver.entered["uid-1"].wait(10)
     second = aside.submit(narrow.prepare, [ref(2)], bench.call("prepare"))
-    until(lambda: narrow._workers._work_queue.qsize() == 1)
+    until(lambda: narrow._workers["prepare"]._work_queue.qsize() == 1)
     narrow.close()
     assert str(second.result()["uid-2"]) == f"{DRIVER} is shutting down"
     gate.set()
