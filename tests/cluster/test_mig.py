@@ -23,6 +23,8 @@ def mig_node(cluster: Layout, api: Api) -> Iterator[Start]:
     made: list[tuple[Agent, MockNode]] = []
 
     def start(profile: str, *flags: str, devices: int, mig_on: tuple[int, ...] = ()) -> MockNode:
+        if "--mig=dynamic" in flags and cluster.load().minor_version < (1, 36):
+            pytest.skip("DRAPartitionableDevices is off by default before Kubernetes 1.36: no counters, no partitions")
         agent = Agent(cluster, profile)
         root = agent.mock_root
         node = MockNode.open(root) if (root / "usr").exists() else MockNode.create(root, profile)
