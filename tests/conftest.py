@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import hypothesis
+import pytest
 
 # How long an example takes says nothing on a machine that is busy with other things: only results count here.
 hypothesis.settings.register_profile(
     "patient", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("patient")
+
+_ENVIRONMENT = dict(os.environ)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Commands that run in this process set variables for good, as they may; the next file starts without them."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            for name in os.environ.keys() - _ENVIRONMENT.keys():
+                del os.environ[name]
+            os.environ.update(_ENVIRONMENT)

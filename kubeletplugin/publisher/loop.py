@@ -29,6 +29,8 @@ from kubeletplugin.publisher.writer import MovedError, PoolWriter, Stored, Unsaf
 
 logger = logging.getLogger(__name__)
 
+_RANDOM = random.Random()  # noqa: S311 (spreads load, guards no secret)
+
 PERMANENT = frozenset({400, 413, 422})
 """Answers that the same content will get again."""
 RETRY_CAP = 30.0
@@ -213,7 +215,7 @@ class Publisher:
             self._check_server()
             started = self._clock.monotonic()
             # Not all nodes shall come back in the same second.
-            seconds = random.uniform(240.0, 360.0)  # noqa: S311 (spreads load, guards no secret)
+            seconds = _RANDOM.uniform(240.0, 360.0)
             for event in self._scope.watch(version, self._stop, seconds):
                 version = event.resource_version or version
                 self._changed(self._cache.apply(event))

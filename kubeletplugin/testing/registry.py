@@ -18,6 +18,7 @@ from kubeletplugin.validation import validate_metadata, validate_metadata_update
 from kubeletplugin.validation.fields import invalid, required
 
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_RANDOM = random.Random()  # noqa: S311 (a name, no secret)
 _MAX_GENERATED_BASE = 58
 _MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -53,7 +54,7 @@ class Registry:
             if sent.get(name)
         }
         if not metadata.get("name") and metadata.get("generateName"):
-            suffix = "".join(random.choices(_ALPHABET, k=5))  # noqa: S311 (a name, no secret)
+            suffix = "".join(_RANDOM.choices(_ALPHABET, k=5))
             metadata["name"] = metadata["generateName"][:_MAX_GENERATED_BASE] + suffix
         if kind.namespaced:
             metadata["namespace"] = namespace

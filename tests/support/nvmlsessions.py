@@ -16,8 +16,18 @@ QUICK = 0.25
 MakeSession = Callable[..., NvmlSession]
 
 
+_strangers: set[threading.Thread] = set()
+
+
+def begin_counting() -> None:
+    """What runs now was left by somebody else, and is not counted."""
+    _strangers.clear()
+    _strangers.update(nvml_threads())
+
+
 def nvml_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "nvml"]
+    """The threads of sessions that the test has made."""
+    return [thread for thread in threading.enumerate() if thread.name == "nvml" and thread not in _strangers]
 
 
 def wedged(snapshot: NvmlSnapshot) -> list[str | None]:

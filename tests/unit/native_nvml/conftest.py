@@ -15,7 +15,7 @@ import pytest
 
 from native.nvml import NvmlSession, make_backend
 from native.nvml.protocol import Nvml
-from tests.support.nvmlsessions import MakeSession, nvml_threads
+from tests.support.nvmlsessions import MakeSession, begin_counting, nvml_threads
 
 HERE = Path(__file__).parent
 HEADERS = HERE.parents[2] / "native" / "csrc" / "vendor"
@@ -162,6 +162,7 @@ def until() -> Callable[[Callable[[], bool]], None]:
 @pytest.fixture
 def session_of(backend_name: str, until) -> Iterator[MakeSession]:
     sessions: list[NvmlSession] = []
+    begin_counting()
 
     def make(node, **options: object) -> NvmlSession:
         session = NvmlSession(node.library, backend_name, **{"call_timeout": 60.0, **options})  # type: ignore[arg-type]

@@ -72,6 +72,11 @@ class Bench:
         publisher.start()
         return publisher
 
+    def stop(self) -> None:
+        """End every publisher that was made."""
+        for publisher in self.publishers:
+            publisher.stop()
+
     def stored(self, pool: str = POOL) -> list[dict[str, Any]]:
         """The slices of a pool as the server has them, by name."""
         items = self.client.get(SLICES)["items"]
@@ -110,8 +115,7 @@ def server() -> Iterator[EmbeddedApiServer]:
 def bench(server: EmbeddedApiServer) -> Iterator[Bench]:
     bench = Bench(server)
     yield bench
-    for publisher in bench.publishers:
-        publisher.stop()
+    bench.stop()
 
 
 @pytest.fixture
