@@ -46,32 +46,23 @@ class SliceCache:
             return frozenset(pool_of(document) for document in self._slices.values())
 
     def replace(self, items: Iterable[JSON], version: str) -> Change:
-        """Take a whole list of resource version ``version``; own writes that are newer than it stay."""
+        """Take a whole list of resource version ``version``; own writes that are newer than it stay.
+
+        What is gone by now stays gone for a watch that is behind the list, and for late answers to own writes.
+        """
         listed = {_uid(document): document for document in items}
         touched: set[str] = set()
         lost = False
         with self._lock:
-            for uid in [uid for uid in self._gone if uid not in listed]:
-                del self._gone[uid]
             for uid, document in list(self._slices.items()):
                 if uid not in listed and not _newer(_version(document), version):
                     del self._slices[uid]
+                    self._mark_gone(uid)
                     touched.add(pool_of(document))
                     lost = True
             for document in listed.values():
                 touched |= self._take(document)
         return Change(frozenset(touched), lost)
-
-    def refresh(self, items: Iterable[JSON], version: str) -> Change:
-        """Take a list while a watch goes on that may be behind it: what is gone by now stays gone for old events."""
-        with self._lock:
-            gone = [*self._gone]
-            known = set(self._slices)
-        change = self.replace(items, version)
-        with self._lock:
-            for uid in (*gone, *(known - set(self._slices))):
-                self._mark_gone(uid)
-        return change
 
     def apply(self, event: WatchEvent) -> Change:
         """Take one event of the watch."""
@@ -80,7 +71,8 @@ class SliceCache:
             if event.type in ("ADDED", "MODIFIED"):
                 return Change(frozenset(self._take(document)))
             if event.type == "DELETED":
-                self._gone.pop(_uid(document), None)
+                # The answer to our own write may come only now, and must not bring the slice back.
+                self._mark_gone(_uid(document))
                 known = self._slices.pop(_uid(document), None)
                 if known is not None and _uid(document) not in self._leaving:
                     return Change(frozenset({pool_of(known)}), lost=True)

@@ -333,7 +333,7 @@ class Publisher:
 
     def _refresh(self) -> None:
         """A write without an answer may have been carried out: look, or the same slice would be made twice."""
-        self._changed(self._cache.refresh(*self._scope.list()))
+        self._changed(self._cache.replace(*self._scope.list()))
         self._unsure = False
 
     def _sync(self, name: str) -> int:

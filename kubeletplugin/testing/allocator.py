@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kubeletplugin.api import JSON
-from kubeletplugin.client import KubeClient
+from kubeletplugin.client import ApiError, KubeClient
 
 API = "/apis/resource.k8s.io/v1"
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -358,7 +358,19 @@ class Allocator:
         return self._client.update(f"{path}/status", {**claim, "status": status})
 
     def release(self, namespace: str, name: str, *, pod_uid: str) -> JSON:
-        """Takes the pod's reservation away; the last one takes the allocation and the finalizer with it."""
+        """Takes the pod's reservation away; the last one takes the allocation and the finalizer with it.
+
+        Somebody else may write the claim's status meanwhile (the driver does): then it is read and written again.
+        """
+        for _ in range(10):
+            try:
+                return self._release(namespace, name, pod_uid)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+        return self._release(namespace, name, pod_uid)
+
+    def _release(self, namespace: str, name: str, pod_uid: str) -> JSON:
         path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
         claim = self._client.get(path)
         status: JSON = dict(claim.get("status") or {})

@@ -102,6 +102,24 @@ def test_a_foreign_deletion_is_a_loss() -> None:
     assert cache.apply(event("DELETED", "a", 6)) == Change(frozenset({"p"}), lost=True)
 
 
+def test_the_late_answer_to_an_own_write_does_not_bring_back_what_was_deleted_meanwhile() -> None:
+    cache = SliceCache()
+    assert cache.apply(event("ADDED", "a", 5)).pools == {"p"}
+    assert cache.apply(event("DELETED", "a", 6)) == Change(frozenset({"p"}), lost=True)
+    cache.stored(document("a", 5))
+
+    assert known(cache) == {}, "the slice would be missing until the next list, minutes later"
+
+
+def test_the_late_answer_to_an_own_write_does_not_bring_back_what_a_list_has_no_more() -> None:
+    cache = SliceCache()
+    cache.apply(event("ADDED", "a", 5))
+    cache.replace([], "7")
+    cache.stored(document("a", 5))
+
+    assert known(cache) == {}
+
+
 def test_a_slice_that_changes_its_pool_touches_both() -> None:
     cache = SliceCache()
     cache.stored(document("a", 5, "old"))
