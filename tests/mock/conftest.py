@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from native.mock import MockNode
+from tests.support.agents import Scene, open_scene
 from tests.support.mocknodes import Ask, Node
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,6 +48,14 @@ def node_of(tmp_path_factory: pytest.TempPathFactory) -> Node:
 def own_node(tmp_path: Path) -> MockNode:
     """A T4 node of the test's own: the smallest."""
     return MockNode.create(tmp_path / "root", "t4")
+
+
+@pytest.fixture
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A DGX H100 between stand-ins, with no agent yet."""
+    # Socket paths are short; the test's own tmp_path, which carries its name, would be too long.
+    with open_scene(tmp_path_factory.mktemp("s"), "dgx-h100") as made:
+        yield made
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,8 @@ import grpc
 import pytest
 
 from kubeletplugin.proto import registration_v1_pb2, registration_v1_pb2_grpc
-from kubeletplugin.testing.apiserver import EmbeddedApiServer
 from kubeletplugin.testing.kubelet import KubeletError
-from native.mock import MockNode
 from tests.support.agents import CLAIMS, DRIVER, POOL, RESOURCES, Scene, until
-
-
-@pytest.fixture
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    # Socket paths are short; the test's own tmp_path, which carries its name, would be too long.
-    folder = tmp_path_factory.mktemp("s")
-    with EmbeddedApiServer() as server:
-        made = Scene(folder, server, MockNode.create(folder / "node", "dgx-h100"))
-        try:
-            made.kubelet.start()
-            yield made
-        finally:
-            made.close()
 
 
 def running(scene: Scene, **flags: object) -> Scene:

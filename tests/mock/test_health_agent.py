@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
 from driver.journal import JournalState, Record, read, replay
-from kubeletplugin.testing.apiserver import EmbeddedApiServer
 from kubeletplugin.testing.health_watch import V1, HealthWatcher
-from native.mock import MockNode
 from tests.support.agents import CLAIMS, DRIVER, POOL, Scene
 
 QUICK = {"health_seconds": 0.2, "health_recovery_seconds": 1.0, "rescan_seconds": 60}
-
-
-@pytest.fixture
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder = tmp_path_factory.mktemp("s")
-    with EmbeddedApiServer() as server:
-        made = Scene(folder, server, MockNode.create(folder / "node", "dgx-h100"))
-        try:
-            made.kubelet.start()
-            yield made
-        finally:
-            made.close()
 
 
 def running(scene: Scene, **flags: object) -> Scene:

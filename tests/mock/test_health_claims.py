@@ -6,30 +6,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from driver.journal import Record, read
-from kubeletplugin.testing.apiserver import EmbeddedApiServer
-from native.mock import MockNode
 from tests.support.agents import CLAIMS, DRIVER, Scene
 
 QUICK = {"health_seconds": 0.2, "reconcile_seconds": 0.3}
-
-
-@pytest.fixture
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder = tmp_path_factory.mktemp("s")
-    with EmbeddedApiServer() as server:
-        made = Scene(folder, server, MockNode.create(folder / "node", "dgx-h100"))
-        try:
-            made.kubelet.start()
-            yield made
-        finally:
-            made.close()
 
 
 def running(scene: Scene, **flags: object) -> Scene:

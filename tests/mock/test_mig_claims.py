@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from driver.model import MigSupport
 from driver.prepare import ClaimError, Reason
-from native.mock import MockNode
 from native.mock.control import Process
 from native.mock.profile import Failure
 from native.nvml.errors import NvmlReturn
-from tests.support.mignodes import MigNode, listed, uuids
-
-Make = Callable[..., MigNode]
+from tests.support.mignodes import Make, listed, maker, uuids
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """A node of a profile with a driver on it that has looked at it once."""
-    monkeypatch.setenv("GPUDRA_MOCK_QUIET", "1")
-
-    def made(profile: str = "h200", mig: MigSupport = MigSupport.DYNAMIC) -> MigNode:
-        for name in ("GPUDRA_MOCK_NODE", "GPUDRA_MOCK_DEV"):
-            monkeypatch.setenv(name, "")  # put back behind the test, whatever the node sets
-        node = MigNode(MockNode.create(tmp_path / "node", profile), tmp_path, mig)
-        node.read()
-        return node
-
-    return made
+    return maker(tmp_path, monkeypatch)
 
 
 def test_a_claim_gets_the_partition_that_it_was_given_and_nothing_is_left_behind(make: Make) -> None:

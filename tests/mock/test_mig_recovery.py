@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from driver.model import MigSupport
 from driver.prepare import ClaimError, Reason
-from native.mock import MockNode
-from tests.support.mignodes import MigNode, listed, uuids
-
-Make = Callable[..., MigNode]
+from tests.support.mignodes import Make, MigNode, listed, maker, uuids
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """A node of a profile with a driver on it that has looked at it once."""
-    monkeypatch.setenv("GPUDRA_MOCK_QUIET", "1")
-
-    def made(profile: str = "h200", mig: MigSupport = MigSupport.DYNAMIC) -> MigNode:
-        for name in ("GPUDRA_MOCK_NODE", "GPUDRA_MOCK_DEV"):
-            monkeypatch.setenv(name, "")  # put back behind the test, whatever the node sets
-        node = MigNode(MockNode.create(tmp_path / "node", profile), tmp_path, mig)
-        node.read()
-        return node
-
-    return made
+    return maker(tmp_path, monkeypatch)
 
 
 @pytest.mark.bug("B72")

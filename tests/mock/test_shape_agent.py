@@ -6,23 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubeletplugin.testing.apiserver import EmbeddedApiServer
-from native.mock import MockNode
-from tests.support.agents import Scene
+from tests.support.agents import Scene, open_scene
 
 PATH = "/api/v1/namespaces/gpudra-system/configmaps"
 
 
 @pytest.fixture
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder = tmp_path_factory.mktemp("s")
-    with EmbeddedApiServer() as server:
-        made = Scene(folder, server, MockNode.create(folder / "node", "t4"))
-        try:
-            made.kubelet.start()
-            yield made
-        finally:
-            made.close()
+    with open_scene(tmp_path_factory.mktemp("s"), "t4") as made:
+        yield made
 
 
 def test_an_agent_that_may_not_write_its_shape_says_so_once_and_serves(scene: Scene) -> None:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,15 @@ class Scene:
     def unprepare(self, name: str) -> None:
         """End the pod of that name."""
         self.kubelet.unprepare_pod(f"pod-{name}")
+
+
+@contextmanager
+def open_scene(folder: Path, profile: str) -> Iterator[Scene]:
+    """A scene on a mock node of that profile, whose kubelet runs; everything of it has ended behind it."""
+    with EmbeddedApiServer() as server:
+        made = Scene(folder, server, MockNode.create(folder / "node", profile))
+        try:
+            made.kubelet.start()
+            yield made
+        finally:
+            made.close()

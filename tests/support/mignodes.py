@@ -8,7 +8,9 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import pytest
 
 from driver.bridge import own_partitions, with_owners
 from driver.model import Gpu, MigSupport, NodeInventory
@@ -186,3 +188,20 @@ def uuids(node: MigNode, uid: str) -> list[str]:
     """Of the claim's devices, as its containers are told."""
     spec = json.loads(node.spec(uid).read_text())
     return [device["containerEdits"]["env"][0].partition("=")[2] for device in spec["devices"]]
+
+
+Make: TypeAlias = Callable[..., MigNode]
+
+
+def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes nodes of a profile, each with a driver on it that has looked at it once."""
+    monkeypatch.setenv("GPUDRA_MOCK_QUIET", "1")
+
+    def made(profile: str = "h200", mig: MigSupport = MigSupport.DYNAMIC) -> MigNode:
+        for name in ("GPUDRA_MOCK_NODE", "GPUDRA_MOCK_DEV"):
+            monkeypatch.setenv(name, "")  # put back behind the test, whatever the node sets
+        node = MigNode(MockNode.create(tmp_path / "node", profile), tmp_path, mig)
+        node.read()
+        return node
+
+    return made
