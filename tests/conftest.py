@@ -9,10 +9,13 @@ import hypothesis
 import pytest
 
 # How long an example takes says nothing on a machine that is busy with other things: only results count here.
+# The default tries the same examples each time, so that a change is judged by what it changed;
+# "pytest --hypothesis-profile=search" looks for new ones.
 hypothesis.settings.register_profile(
-    "patient", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "search", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.load_profile("patient")
+hypothesis.settings.register_profile("same", hypothesis.settings.get_profile("search"), derandomize=True)
+hypothesis.settings.load_profile("same")
 
 _ENVIRONMENT = dict(os.environ)
 

@@ -100,16 +100,16 @@ class MigMachine(RuleBasedStateMachine):
         same = self.held.get(uid) == wish
         if same or not self.free_for(uid, wish):
             return
-        if self.dies_at(point, lambda: self.node.prepare(uid, self.device(wish))):
-            self.held.pop(uid, None)
-            if point in ("p4", "p5"):
-                self.held[uid] = wish
+        died = self.dies_at(point, lambda: self.node.prepare(uid, self.device(wish)))
+        self.held.pop(uid, None)
+        if not died or point in ("p4", "p5"):  # not every path has every point: then it went through
+            self.held[uid] = wish
         self.restart()
 
     @rule(uid=UIDS, point=st.sampled_from(UNPREPARE))
     def crash_in_unprepare(self, uid: str, point: str) -> None:
-        if self.dies_at(point, lambda: self.node.unprepare(uid)):
-            self.held.pop(uid, None)
+        self.dies_at(point, lambda: self.node.unprepare(uid))  # or goes through: not every path has every point
+        self.held.pop(uid, None)
         self.restart()
 
     def dies_at(self, wanted: str, call: Callable[[], object]) -> bool:
@@ -180,6 +180,6 @@ class MigMachine(RuleBasedStateMachine):
 
 
 MigMachine.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=16, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=12, stateful_step_count=16, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_any_sequence_on_one_gpu = pytest.mark.bug("B62")(pytest.mark.bug("B88")(MigMachine.TestCase))
