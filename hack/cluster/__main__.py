@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import agent, binaries, lifecycle
@@ -13,6 +14,10 @@ from .components import START_ORDER
 from .layout import ClusterError, Layout
 
 TESTED = ("tests/cluster", "tests/contract/apiserver", "tests/kubelet")
+DECIDED = "tests/scheduler"
+"""Needs no node; its fixture starts a control plane, after the cluster of the others has ended."""
+NOTHING_COLLECTED = 5
+"""Exit status of pytest."""
 
 
 def main() -> int:
@@ -35,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     build = verbs.add_parser("build", help="build the programs that are missing into the cache (15 minutes at first)")
     up = verbs.add_parser("up", help="build, start and wait until the node is ready; print the KUBECONFIG line")
-    test = verbs.add_parser("test", help=f"up, then pytest on {', '.join(TESTED)}, then down")
+    test = verbs.add_parser("test", help=f"up, pytest on {', '.join(TESTED)}, down; then {DECIDED}")
     for verb in (build, up, test):
         verb.add_argument(
             "--k8s",
@@ -44,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
             help="Kubernetes version, 1.37 or 1.37.2 (default: %(default)s)",
         )
     up.add_argument("--agent", action="store_true", help="start the agent too, on a mock node")
+    up.add_argument("--control-plane", action="store_true", help="no node: only what decides about pods")
     up.add_argument("--profile", default="dgx-h100", metavar="NAME|FILE", help="mock node for --agent")
     up.add_argument("--owner", type=int, metavar="PID", help="end the cluster when this process ends, however it ends")
     test.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="arguments for pytest (after --)")
@@ -63,7 +69,8 @@ def _build(_: Layout, arguments: argparse.Namespace) -> None:
 
 
 def _up(layout: Layout, arguments: argparse.Namespace) -> None:
-    state = lifecycle.up(layout, binaries.resolve(arguments.k8s), owner=arguments.owner)
+    version = binaries.resolve(arguments.k8s)
+    state = lifecycle.up(layout, version, owner=arguments.owner, control_plane=arguments.control_plane)
     if arguments.agent:
         mock = agent.Agent(layout, arguments.profile)
         mock.ensure()
@@ -74,23 +81,46 @@ def _up(layout: Layout, arguments: argparse.Namespace) -> None:
 
 def _test(layout: Layout, arguments: argparse.Namespace) -> int:
     """Run the tests. When this process is killed, they and the cluster end. A cluster that ran before stays."""
+    version = binaries.resolve(arguments.k8s)
+    on_node, deciding, options = _chosen(arguments.pytest)
+    codes = []
+    if on_node:
+        codes.append(_test_on_node(layout, version, [*on_node, *options]))
+    if deciding:
+        codes.append(_pytest([*deciding, *options], {"GPUDRA_TEST_K8S": version}))
+    ran = [code for code in codes if code != NOTHING_COLLECTED]
+    return next((code for code in ran if code), 0) if ran else NOTHING_COLLECTED
+
+
+def _chosen(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Tests that need the node, tests that need a control plane, and options, from arguments for pytest."""
+    named = [argument for argument in arguments if argument.startswith("tests/")]
+    options = [argument for argument in arguments if argument not in named]
+    deciding = [argument for argument in named if argument.startswith(DECIDED)]
+    on_node = [argument for argument in named if argument not in deciding]
+    return (on_node, deciding, options) if named else (list(TESTED), [DECIDED], options)
+
+
+def _test_on_node(layout: Layout, version: str, arguments: Sequence[str]) -> int:
     ours = not lifecycle.is_running(layout)
-    state = lifecycle.up(layout, binaries.resolve(arguments.k8s), owner=os.getpid())
-    environment = os.environ | {
+    state = lifecycle.up(layout, version, owner=os.getpid())
+    environment = {
         "GPUDRA_TEST_APISERVER": state.server,
         "GPUDRA_TEST_TOKEN": layout.token().read_text(),
         "GPUDRA_TEST_CA": str(layout.ca),
     }
-    repository = Path(__file__).parents[2]
-    named = [argument for argument in arguments.pytest if argument.startswith("tests/")]
-    ended_with_us = ("setpriv", "--pdeathsig", "TERM")
-    tests = [] if named else TESTED
-    command = [*ended_with_us, sys.executable, "-m", "pytest", "-p", "no:xdist", *tests, *arguments.pytest]
     try:
-        return subprocess.run(command, cwd=repository, env=environment, check=False).returncode
+        return _pytest(arguments, environment)
     finally:
         if ours and not os.environ.get("GPUDRA_CLUSTER_KEEP"):
             lifecycle.down(layout)
+
+
+def _pytest(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    ended_with_us = ("setpriv", "--pdeathsig", "TERM")
+    command = [*ended_with_us, sys.executable, "-m", "pytest", "-p", "no:xdist", *arguments]
+    repository = Path(__file__).parents[2]
+    return subprocess.run(command, cwd=repository, env=os.environ | environment, check=False).returncode
 
 
 def _down(layout: Layout, _: argparse.Namespace) -> None:

@@ -19,6 +19,8 @@ API_PORT = 6443
 CNI_PLUGINS = "/usr/lib/cni"
 PAUSE_IMAGE = "registry.k8s.io/pause:3.10.2"
 """The name that containerd 2.4 and the kubelet 1.37 agree on; the image itself is made by ``images.py``."""
+_HASTE = ("--kube-api-qps=1000", "--kube-api-burst=1000")
+"""Of clients in a cluster where thousands of pods come and go, one after the other."""
 HEALTH_GATE = "ResourceHealthStatus"
 """Device health in pod status; on by default from Kubernetes 1.36 on. Before, the API server has it switched on here,
 and the kubelet only where a test asks for it: as an alpha feature it complains about plugins that report no health."""
@@ -31,6 +33,16 @@ START_ORDER = (
     "kubelet",
     "kube-proxy",
 )
+CONTROL_PLANE = START_ORDER[:4]
+"""Those that need no node."""
+CONTROLLERS = ("resourceclaim-controller", "serviceaccount-controller")
+"""Of a control plane without nodes: claims are freed when their pods are gone, and pods are admitted. The others would
+only be in the way: no kubelet keeps the made-up nodes alive."""
+
+
+def started(state: State) -> tuple[str, ...]:
+    """The components that such a cluster has, in the order of their start."""
+    return CONTROL_PLANE if state.control_plane else START_ORDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +107,15 @@ class Components:
         yield from (f"--service-account-private-key-file={self.layout.pki}/sa.key", "--use-service-account-credentials")
         yield from (f"--root-ca-file={self.layout.ca}", "--leader-elect=false", "--bind-address=127.0.0.1")
         yield f"--cert-dir={self.layout.pki}/kube-controller-manager"
+        if self.state.control_plane:
+            yield from (f"--controllers={','.join(CONTROLLERS)}", *_HASTE)
 
     def _scheduler(self) -> Iterator[str]:
         yield from self._client("system:kube-scheduler")
         yield from ("--leader-elect=false", "--bind-address=127.0.0.1")
         yield f"--cert-dir={self.layout.pki}/kube-scheduler"
+        if self.state.control_plane:
+            yield from _HASTE
 
     def _client(self, user: str) -> Iterator[str]:
         for flag in ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"):

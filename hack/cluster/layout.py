@@ -33,6 +33,8 @@ class State:
     """The address of the machine's end of the pair."""
     link: str
     """The name of the machine's end of the pair."""
+    control_plane: bool = False
+    """No node of its own: only what decides, for Node objects that tests make."""
 
     @property
     def server(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import access, binaries, images, node, pki, processes
-from .components import API_PORT, START_ORDER, Components
+from .components import API_PORT, START_ORDER, Components, started
 from .layout import NODE_NAME, ClusterError, Layout, State
 from .processes import Process
 
@@ -36,11 +36,12 @@ def locked(layout: Layout) -> Iterator[None]:
 
 
 def up(layout: Layout, version: str = binaries.DEFAULT_VERSION, *, owner: int | None = None,
-       report: Report = print) -> State:  # fmt: skip
+       control_plane: bool = False, report: Report = print) -> State:  # fmt: skip
     """Build what is missing, start everything, wait until the node is ready. A running cluster is left as it is.
 
     Args:
         owner: a process whose end ends the cluster, however it ends.
+        control_plane: only etcd, API server, scheduler and controller manager, without a node.
 
     Raises:
         ClusterError: something did not start; what was started is ended again.
@@ -53,16 +54,19 @@ def up(layout: Layout, version: str = binaries.DEFAULT_VERSION, *, owner: int | 
                 raise ClusterError(
                     f"a cluster of version {state.version} runs in {layout.root}: end it with down first"
                 )
+            if state.control_plane != control_plane:
+                kind = "without" if state.control_plane else "with"
+                raise ClusterError(f"a cluster {kind} a node runs in {layout.root}: end it with down first")
             return state
         _remove(layout)
         try:
-            return _start(layout, version, folder, owner, report)
+            return _start(layout, version, folder, owner, control_plane, report)
         except BaseException:
             _remove(layout, keep_logs=True)
             raise
 
 
-def _start(layout: Layout, version: str, folder: Path, owner: int | None, report: Report) -> State:
+def _start(layout: Layout, version: str, folder: Path, owner: int | None, control_plane: bool, report: Report) -> State:
     begin = time.monotonic()
     _make_folders(layout)
     init = node.start_init(layout)
@@ -70,24 +74,33 @@ def _start(layout: Layout, version: str, folder: Path, owner: int | None, report
         _start_guard(layout, owner)
     link, gateway, address = node.choose_link()
     node.connect(init, link, gateway, address)
-    state = State(version=version, binaries=str(folder), address=address, gateway=gateway, link=link)
+    state = State(version, str(folder), address, gateway, link, control_plane)
     layout.save(state)
     pki.create(layout.pki, address)
     access.write_tokens(layout)
     access.write_kubeconfigs(layout, state)
     Components(layout, state).write()
-    for name in START_ORDER:
+    for name in started(state):
         start_component(layout, name)
         report(f"{time.monotonic() - begin:5.1f} s  {name}")
+    if control_plane:
+        access.install_driver_objects(layout)
+    else:
+        _complete_node(layout, state)
+    # Without it no pod is admitted; its controller starts last.
+    access.kubectl(layout, "wait", "--for=create", "serviceaccount/default", "-n", "default", "--timeout=60s")
+    ready = "the control plane" if control_plane else f"node {NODE_NAME}"
+    report(f"{time.monotonic() - begin:5.1f} s  {ready} is ready")
+    return state
+
+
+def _complete_node(layout: Layout, state: State) -> None:
+    """Give the node what its pods need, and wait until it is ready."""
     access.kubectl(layout, "wait", "--for=create", f"node/{NODE_NAME}", "--timeout=60s")
     _import_images(layout)
     access.install_driver_objects(layout)
     access.write_agent_kubeconfig(layout, state)
     access.kubectl(layout, "wait", "--for=condition=Ready", f"node/{NODE_NAME}", "--timeout=60s")
-    # Without it no pod is admitted; its controller starts last.
-    access.kubectl(layout, "wait", "--for=create", "serviceaccount/default", "-n", "default", "--timeout=60s")
-    report(f"{time.monotonic() - begin:5.1f} s  node {NODE_NAME} is ready")
-    return state
 
 
 def _make_folders(layout: Layout) -> None:
@@ -209,9 +222,13 @@ def import_image(layout: Layout, archive: Path) -> None:
 
 
 def is_running(layout: Layout) -> bool:
-    """Whether the node lives and every component with it."""
-    records = [Process.load(layout.pid_file(name)) for name in ("init", *START_ORDER)]
-    return layout.state_file.exists() and all(record is not None and record.alive() for record in records)
+    """Whether the cluster lives and every component with it."""
+    try:
+        components = started(layout.load())
+    except ClusterError:  # nothing was started, or nobody can say any more what
+        return False
+    records = [Process.load(layout.pid_file(name)) for name in ("init", *components)]
+    return all(record is not None and record.alive() for record in records)
 
 
 def status(layout: Layout) -> dict[str, str]:

@@ -6,13 +6,15 @@ import io
 import json
 import tarfile
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hack.cluster import __main__ as command
 from hack.cluster import binaries, images
-from hack.cluster.components import START_ORDER, Components
+from hack.cluster.components import CONTROL_PLANE, START_ORDER, Components, started
 from hack.cluster.layout import DRIVER_NAME, SUN_PATH_LIMIT, ClusterError, Layout, State
 
 STATE = State(version="1.37.2", binaries="/bin", address="10.213.0.2", gateway="10.213.0.1", link="gpudra0")
@@ -52,6 +54,34 @@ def test_a_version_may_be_given_short_or_whole(version: str) -> None:
 def test_a_version_that_nobody_pinned_is_refused_and_the_pinned_ones_are_named(version: str) -> None:
     with pytest.raises(ClusterError, match=r"1\.37\.2"):
         binaries.resolve(version)
+
+
+def test_a_control_plane_is_a_cluster_without_a_node(tmp_path: Path) -> None:
+    plane = replace(STATE, control_plane=True)
+    assert started(STATE) == START_ORDER
+    assert started(plane) == CONTROL_PLANE
+    assert {"containerd", "kubelet", "kube-proxy"} == set(START_ORDER) - set(CONTROL_PLANE)
+    whole, alone = (Components(Layout(tmp_path), state).argv("kube-controller-manager") for state in (STATE, plane))
+    (controllers,) = (argument for argument in alone if argument.startswith("--controllers="))
+    assert "resourceclaim-controller" in controllers
+    assert "lifecycle" not in controllers, "it would evict the pods of nodes that have no kubelet"
+    assert not any(argument.startswith("--controllers=") for argument in whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "on_node", "deciding", "options"),
+    [
+        ([], list(command.TESTED), ["tests/scheduler"], []),
+        (["-k", "numa"], list(command.TESTED), ["tests/scheduler"], ["-k", "numa"]),
+        (["tests/kubelet", "-x"], ["tests/kubelet"], [], ["-x"]),
+        (["tests/scheduler/test_order.py"], [], ["tests/scheduler/test_order.py"], []),
+        (["tests/scheduler", "tests/cluster"], ["tests/cluster"], ["tests/scheduler"], []),
+    ],
+)
+def test_the_tests_that_are_named_decide_what_is_started(
+    arguments: list[str], on_node: list[str], deciding: list[str], options: list[str]
+) -> None:
+    assert command._chosen(arguments) == (on_node, deciding, options)
 
 
 def test_every_component_is_a_program_that_is_built() -> None:
