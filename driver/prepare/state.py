@@ -159,18 +159,6 @@ class Preparer:
             report.problems.extend(self._common_problems(inventory))
         return report
 
-    def sweep(self, gone: Callable[[ClaimRef], bool]) -> dict[str, ClaimError | None]:
-        """Unprepare claims that no longer exist.
-
-        Args:
-            gone: whether the API server has no claim of this UID any more. Called without a lock held, for claims that
-                were recorded before the call; it may take its time and may raise, which ends the sweep.
-
-        Returns:
-            As ``unprepare``, for the claims that were gone.
-        """
-        return self.unprepare([record.ref for record in self.prepared() if gone(record.ref)])
-
     def _common_problems(self, inventory: NodeInventory) -> Sequence[Problem]:
         """What would keep claims from being prepared on this node, or is not quite right; told before anybody asks."""
         try:

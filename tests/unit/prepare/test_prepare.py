@@ -438,20 +438,6 @@ def test_the_record_names_the_claim_so_that_it_can_be_looked_up_later(node: Fake
     assert record.ref == ClaimRef("ns", "train", "u1")
 
 
-def test_a_sweep_unprepares_the_claims_that_are_gone_and_no_other(node: FakeNode) -> None:
-    preparer = node.start()
-    preparer.prepare({uid: claim(uid, result(index)) for index, uid in enumerate(["u0", "u1", "u2"])})
-    asked: list[str] = []
-
-    def gone(claim_ref: ClaimRef) -> bool:
-        asked.append(str(claim_ref))
-        return claim_ref.uid == "u1"
-
-    assert preparer.sweep(gone) == {"u1": None}
-    assert asked == ["ns/claim-u0 (uid u0)", "ns/claim-u1 (uid u1)", "ns/claim-u2 (uid u2)"]
-    assert node.specs() == ["u0", "u2"]
-
-
 def test_common_edits_that_are_not_ready_are_a_retryable_error_without_a_trace(node: FakeNode) -> None:
     node.edits.error = ClaimError("no libraries", Reason.DRIVER_NOT_READY)
     preparer = node.start()
