@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from native.mock import build, control, hotplug, profile, profiles, tree
+from native.mock import build, control, hotplug, profile, profiles, tree, upgrade
 from native.mock.control import EVENT_TYPES, GpuInstance, NodeFile, Process
 from native.mock.kernel import MockKernel
 from native.mock.layout import Text
@@ -133,6 +133,48 @@ class MockNode:
                 self._file.set_number(gpu.address, "mig_pending", 0)
         tree.clear_capabilities(self._root, self._profile)
         self.set_driver_loaded(True)
+
+    def reboot(self) -> None:
+        """The machine starts anew: another boot id, a driver that was just loaded, no processes on the GPUs.
+
+        A GPU that was lost or silent works again; one that is unplugged stays out. What the host has in memory (its
+        /run, daemons) is not the mock's: whoever imitates a reboot ends and empties that.
+        """
+        self.set_driver_loaded(False)
+        for gpu in self._profile.gpus:
+            self.set_processes(gpu.address, ())
+            if self._file.number(gpu.address, "state") != _STATES["unplugged"]:
+                self.set_gpu_state(gpu.address, "ok")
+        tree.write_boot_id(self._root / "proc")
+        self.reload_driver()
+
+    def upgrade_driver(self, version: str, *, specification: bool = True) -> None:
+        """Another version of the driver: the module is unloaded, its files are replaced, the new one is loaded.
+
+        Args:
+            version: as NVIDIA writes it, 580.126.09.
+            specification: run ``nvidia-ctk cdi generate`` behind it; without it the specification of the version before
+                stays, which names libraries that are no more (``write_specification`` is that run alone).
+
+        Raises:
+            ValueError: ``version`` is none, or is installed already.
+            BuildError: no C compiler, or it failed.
+        """
+        self.set_driver_loaded(False)
+        try:
+            self._profile = upgrade.install(self._root, self._profile, version)
+            for field in ("driver_version", "nvml_version"):
+                self.set_text(None, field, getattr(self._profile, field))
+            if specification:
+                self.write_specification()
+        except BaseException:
+            self.set_driver_loaded(True)
+            raise
+        self.reload_driver()
+
+    def write_specification(self) -> None:
+        """Run ``nvidia-ctk cdi generate``."""
+        tree.write_cdi_spec(self._root, self._profile)
 
     def set_version_mismatch(self, mismatch: bool) -> None:
         """Library and kernel module of different versions, as in the middle of an upgrade: LIB_RM_VERSION_MISMATCH."""

@@ -47,7 +47,7 @@ def write(root: Path, profile: Profile, profile_text: str, built: build.Built) -
     node.parent.mkdir(parents=True)
     node.write_bytes(nodefile.encode(profile))
     (root / PROFILE_FILE).write_text(profile_text, encoding="utf-8")
-    _put(root / CDI_FILE, json.dumps(cdi_spec(root, profile), indent=2))
+    write_cdi_spec(root, profile)
 
 
 def _put(path: Path, text: str) -> None:
@@ -57,11 +57,7 @@ def _put(path: Path, text: str) -> None:
 
 def _write_proc(proc: Path, profile: Profile) -> None:
     driver = proc / "driver/nvidia"
-    machine = "x86_64" if profile.host.architecture == "x86_64" else "aarch64"
-    _put(
-        driver / "version",
-        f"NVRM version: NVIDIA UNIX Open Kernel Module for {machine}  {profile.driver_version}  Release Build  (mock)",
-    )
+    _put(driver / "version", _version(profile))
     for gpu in profile.gpus:
         _put(driver / "gpus" / gpu.address / "information", _information(gpu, profile))
     _put(driver / "capabilities/mig/config", _capability(1, 0o400))
@@ -74,7 +70,29 @@ def _write_proc(proc: Path, profile: Profile) -> None:
     _put(
         proc / "meminfo", f"MemTotal:       {total:>8} kB\nMemFree:        {total:>8} kB\nMemAvailable:   {total:>8} kB"
     )
+    write_boot_id(proc)
+
+
+def write_boot_id(proc: Path) -> None:
+    """A boot id that was never there before."""
     _put(proc / "sys/kernel/random/boot_id", str(uuid.uuid4()))
+
+
+def write_versions(root: Path, profile: Profile) -> None:
+    """The driver's version where the kernel module says it, in procfs and sysfs; of GPUs that are plugged in."""
+    driver = root / "proc/driver/nvidia"
+    _put(driver / "version", _version(profile))
+    for gpu in profile.gpus:
+        if (driver / "gpus" / gpu.address).is_dir():
+            _put(driver / "gpus" / gpu.address / "information", _information(gpu, profile))
+    _put(root / "sys/module/nvidia/version", profile.driver_version)
+
+
+def _version(profile: Profile) -> str:
+    machine = "x86_64" if profile.host.architecture == "x86_64" else "aarch64"
+    return (
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for {machine}  {profile.driver_version}  Release Build  (mock)"
+    )
 
 
 def _information(gpu: Gpu, profile: Profile) -> str:
@@ -111,17 +129,22 @@ def _devices() -> str:
 
 
 def _write_driver(root: Path, profile: Profile, built: build.Built) -> None:
-    folder = root / library_folder(profile)
-    folder.mkdir(parents=True)
-    _install(built.library, folder, "libnvidia-ml.so", "libnvidia-ml.so.1", profile.driver_version)
-    for name, soname in build.OTHER_LIBRARIES.items():
-        _install(built.others / name, folder, name, soname, profile.driver_version)
+    write_libraries(root, profile, built)
     binaries = root / "usr/bin"
     binaries.mkdir(parents=True)
     for name in build.PROGRAMS:
         shutil.copy(built.programs / name, binaries / name)
         (binaries / name).chmod(0o755)
     (binaries / "nvidia-cuda-mps-server").symlink_to("nvidia-cuda-mps-control")  # its name tells it what to be
+
+
+def write_libraries(root: Path, profile: Profile, built: build.Built) -> None:
+    """The driver's libraries, in a folder that has none."""
+    folder = root / library_folder(profile)
+    folder.mkdir(parents=True, exist_ok=True)
+    _install(built.library, folder, "libnvidia-ml.so", "libnvidia-ml.so.1", profile.driver_version)
+    for name, soname in build.OTHER_LIBRARIES.items():
+        _install(built.others / name, folder, name, soname, profile.driver_version)
 
 
 def _install(source: Path, folder: Path, name: str, soname: str, version: str) -> None:
@@ -171,6 +194,11 @@ def make_node(path: Path, major: int, minor: int) -> None:
     except PermissionError:
         path.touch()
     path.chmod(0o666)
+
+
+def write_cdi_spec(root: Path, profile: Profile) -> None:
+    """Do what ``nvidia-ctk cdi generate`` does."""
+    _put(root / CDI_FILE, json.dumps(cdi_spec(root, profile), indent=2))
 
 
 def cdi_spec(root: Path, profile: Profile) -> dict[str, Any]:
