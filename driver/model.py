@@ -251,6 +251,9 @@ class Gpu:
     minor: int | None = None
     """N of /dev/nvidiaN. May change with a MIG toggle or a rebind: never part of a name."""
     module_id: int | None = None
+    index: int | None = None
+    """Which GPU of its node it is, counted from 0 in the order of PCI addresses. Another GPU has it when one is taken out:
+    never part of a name."""
     # capability
     cuda_compute_capability: tuple[int, int] | None = None
     memory_bytes: int | None = None

@@ -59,7 +59,7 @@ def build_inventory(
         driver_version=snapshot.driver_version if snapshot else None,
         cuda_driver_version=_cuda_version(snapshot.cuda_driver_version if snapshot else None),
         nvml_version=snapshot.nvml_version if snapshot else None,
-        gpus=tuple(replace(gpu, nvlink_group=group_of.get(gpu.address)) for gpu in gpus),
+        gpus=tuple(replace(gpu, index=i, nvlink_group=group_of.get(gpu.address)) for i, gpu in enumerate(gpus)),
         nics=tuple(_nic(device) for device in host.nics),
         numa_nodes=tuple(NumaNode(n.index, n.cpulist, n.memory_bytes, n.distances) for n in host.numa_nodes),
         nvlink_groups=groups,

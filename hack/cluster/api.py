@@ -25,7 +25,9 @@ _GROUPS = {
     "resourceclaimtemplates": "/apis/resource.k8s.io/v1",
     "resourceslices": "/apis/resource.k8s.io/v1",
     "deviceclasses": "/apis/resource.k8s.io/v1",
+    "devicetaintrules": "/apis/resource.k8s.io/v1",
     "daemonsets": "/apis/apps/v1",
+    "deployments": "/apis/apps/v1",
 }
 """Resources that are not of the core group."""
 

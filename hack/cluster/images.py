@@ -1,7 +1,8 @@
 """Container images without a registry: one layer with static busybox, as an OCI archive.
 
 The same content serves as the pause image (it only has to sleep) and as the image of test pods. It holds no C library:
-what a container runs of the driver must be static or come with its own.
+what a container runs of the driver must be static or come with its own. Manifests that were written for other images run
+on it too: ``bash`` is there, and a stand-in for the program of NVIDIA's CUDA samples.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ from .components import PAUSE_IMAGE
 BUSYBOX = Path("/bin/busybox")
 TEST_IMAGE = "localhost/gpudra-test:1"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_STAND_INS = {
+    "bin/bash": b'#!/bin/sh\nexec /bin/sh "$@"\n',
+    # In place of a computation: says which GPUs and which MPS daemon it would use.
+    "tmp/sample": b"""#!/bin/sh
+nvidia-smi -L
+env | grep -E '^(CUDA|GPUDRA)_' | sort
+[ -z "$CUDA_MPS_PIPE_DIRECTORY" ] || echo get_default_active_thread_percentage | nvidia-cuda-mps-control
+echo running
+exec sleep 2147483647
+""",
+}
 _PASSWD = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
 
 
@@ -61,6 +73,8 @@ def busybox_layer() -> bytes:
             layer.addfile(folder)
         _add(layer, "bin/busybox", BUSYBOX.read_bytes(), mode=0o755)
         _add(layer, "etc/passwd", _PASSWD)
+        for name, script in _STAND_INS.items():
+            _add(layer, name, script, mode=0o755)
         for applet in sorted(set(applets) - {"busybox"}):
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"

@@ -29,6 +29,7 @@ def gpu() -> Callable[..., Gpu]:
             "address": PciAddress(0, bus, 0, 0),
             "state": GpuState.READY,
             "uuid": f"GPU-00000000-0000-0000-0000-{number:012d}",
+            "index": number,
             "product_name": "NVIDIA H100 80GB HBM3",
             "brand": "Nvidia",
             "architecture": "Hopper",

@@ -81,6 +81,7 @@ def test_an_h100_is_published_as_users_of_nvidias_driver_know_it(gpu: Make, node
     assert device == {
         "type": "gpu",
         "uuid": "GPU-00000000-0000-0000-0000-000000000011",
+        "index": 11,
         "productName": "NVIDIA H100 80GB HBM3",
         "brand": "Nvidia",
         "architecture": "Hopper",
@@ -104,7 +105,7 @@ def test_an_h100_is_published_as_users_of_nvidias_driver_know_it(gpu: Make, node
 
 @pytest.mark.bug("B124")
 def test_only_launch_equality_and_fabric_values_differ_between_equal_nodes(gpu: Make, node: Node) -> None:
-    here, there = published(node(gpu(0), gpu(1))), published(node(gpu(8), gpu(9)))
+    here, there = published(node(gpu(0), gpu(1))), published(node(gpu(8, index=0), gpu(9, index=1)))
     kinds = {row.id: row.kind for row in ATTRIBUTES}
 
     for a, b in zip(here, there, strict=True):
