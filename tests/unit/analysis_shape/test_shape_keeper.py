@@ -55,13 +55,14 @@ def client() -> FakeClient:
 def keeper(client: FakeClient) -> Iterator[Callable[..., ShapeKeeper]]:
     made: list[ShapeKeeper] = []
 
-    def make(node: str = "node-a", retry_seconds: float = 60.0) -> ShapeKeeper:
+    def make(node: str = "node-a", retry_seconds: float = 60.0, refused_seconds: float = 600.0) -> ShapeKeeper:
         one = ShapeKeeper(
             client,  # type: ignore[arg-type]  # only what is used of it
             driver_name="gpu.nvidia.com",
             node_name=node,
             namespace="gpudra-system",
             retry_seconds=retry_seconds,
+            refused_seconds=refused_seconds,
         )
         made.append(one)
         return one
@@ -135,6 +136,91 @@ def test_a_refusal_is_said_once_with_the_remedy(
     assert client.created.empty()
     (record,) = caplog.records
     assert "deploy/shape-publishing.yaml gives the right" in record.getMessage()
+
+
+def test_a_refused_shape_that_is_offered_again_waits_for_its_time(
+    client: FakeClient, keeper: Callable[..., ShapeKeeper]
+) -> None:
+    client.errors = [ApiError(403, "Forbidden", "no")]
+    shapes = keeper(refused_seconds=600.0)
+    one, two = (shapes._shape(pool(count)) for count in (1, 2))
+
+    assert shapes._attend(one) == 600.0
+    again = shapes._attend(one)  # a taint came and went, say
+
+    assert again is not None
+    assert 0 < again <= 600.0
+    assert client.created.qsize() == 1
+    assert shapes._attend(two) is None  # another shape has no need to wait
+    assert client.created.qsize() == 2
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_an_administrator_can_mend_is_tried_again_and_told_once(
+    status: int, client: FakeClient, keeper: Callable[..., ShapeKeeper], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.errors = [ApiError(status, "Refused", "no"), ApiError(status, "Refused", "no")]
+
+    with caplog.at_level(logging.INFO):
+        shapes = keeper(refused_seconds=0.01)
+        shapes.offer(pool(1))
+        bodies = [client.created.get(timeout=10) for _ in range(3)]
+        shapes.close()
+
+    assert bodies[0] == bodies[1] == bodies[2]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert caplog.records[-1].getMessage() == "the node's shape is written"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_is_busy_is_asked_again_and_nobody_is_warned(
+    status: int, client: FakeClient, keeper: Callable[..., ShapeKeeper], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.errors = [ApiError(status, "Busy", "later")]
+
+    with caplog.at_level(logging.INFO):
+        shapes = keeper(retry_seconds=0.01)
+        shapes.offer(pool(1))
+        bodies = [client.created.get(timeout=10) for _ in range(2)]
+        shapes.close()
+
+    assert bodies[0] == bodies[1]
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_what_the_server_will_never_take_is_sent_once(
+    status: int, client: FakeClient, keeper: Callable[..., ShapeKeeper], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.errors = [ApiError(status, "Invalid", "no")]
+    shapes = keeper(retry_seconds=0.01, refused_seconds=0.01)
+
+    with caplog.at_level(logging.WARNING):
+        shapes.offer(pool(1))
+        client.created.get(timeout=10)
+        shapes.offer(pool(2))
+        client.created.get(timeout=10)
+        shapes.offer(pool(2))
+        shapes.close()
+
+    assert client.created.empty()
+    assert len(caplog.records) == 1
+
+
+def test_each_new_shape_that_is_refused_is_told(
+    client: FakeClient, keeper: Callable[..., ShapeKeeper], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.errors = [ApiError(403, "Forbidden", "no"), ApiError(403, "Forbidden", "no")]
+    shapes = keeper()
+
+    with caplog.at_level(logging.WARNING):
+        for count in (1, 2):
+            shapes.offer(pool(count))
+            client.created.get(timeout=10)
+        shapes.close()
+
+    names = {record.getMessage().partition(": ")[0] for record in caplog.records}
+    assert len(names) == len(caplog.records) == 2
 
 
 def test_after_the_end_nothing_is_written(client: FakeClient, keeper: Callable[..., ShapeKeeper]) -> None:
