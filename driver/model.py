@@ -252,7 +252,7 @@ class Gpu:
     """N of /dev/nvidiaN. May change with a MIG toggle or a rebind: never part of a name."""
     module_id: int | None = None
     index: int | None = None
-    """Which GPU of its node it is, counted from 0 in the order of PCI addresses. Another GPU has it when one is taken out:
+    """Which GPU of its node it is, from 0 in the order of PCI addresses. Another one has it when a GPU is taken out:
     never part of a name."""
     # capability
     cuda_compute_capability: tuple[int, int] | None = None

@@ -1,8 +1,8 @@
 """Container images without a registry: one layer with static busybox, as an OCI archive.
 
 The same content serves as the pause image (it only has to sleep) and as the image of test pods. It holds no C library:
-what a container runs of the driver must be static or come with its own. Manifests that were written for other images run
-on it too: ``bash`` is there, and a stand-in for the program of NVIDIA's CUDA samples.
+what a container runs of the driver must be static or come with its own. Manifests that were written for other images
+run on it too: ``bash`` is there, and a stand-in for the program of NVIDIA's CUDA samples.
 """
 
 from __future__ import annotations
