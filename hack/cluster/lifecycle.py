@@ -265,7 +265,7 @@ def _remove(layout: Layout, *, keep_logs: bool = False) -> None:
         processes.end(guard, grace=0)
     with contextlib.suppress(ClusterError):  # no state: the node died before it had a network
         node.remove_link(layout.load().link)
-    node.remove_cgroups(_container_ids(layout))
+    node.remove_cgroups(container_ids(layout))
     node.unmount_below(layout.root)
     if not layout.root.exists():
         return
@@ -278,7 +278,7 @@ def _remove(layout: Layout, *, keep_logs: bool = False) -> None:
     shutil.rmtree(layout.root)
 
 
-def _container_ids(layout: Layout) -> list[str]:
+def container_ids(layout: Layout) -> list[str]:
     """The containers and sandboxes that containerd remembers on disk."""
     return [
         path.name for path in (layout.containerd_socket.parent / "root").glob("io.containerd.runtime.v2.task/k8s.io/*")

@@ -108,9 +108,15 @@ def _remove_cgroup(folder: Path) -> None:
             return
 
 
-def unmount_below(folder: Path) -> None:
-    """Take away what a test mounted on the machine below the cluster's folder and could not clean up."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]  # spaces stand as \\040
-    for point in reversed([point for point in points if point.is_relative_to(folder)]):
-        run_checked(["umount", "--lazy", str(point)])
+def unmount_below(folder: Path, inside: Process | None = None) -> None:
+    """Unmount a folder and what is below it.
+
+    Args:
+        folder: on the machine, for example the cluster's, where a test could not clean up.
+        inside: the node's PID 1: as the node sees it.
+    """
+    mounts = Path(f"/proc/{inside.pid if inside else 'self'}/mountinfo").read_text().splitlines()
+    points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in mounts]  # spaces stand as \\040
+    found = [str(point) for point in reversed(points) if point.is_relative_to(folder)]
+    if found:
+        run_checked([*(enter(inside) if inside else ()), "umount", "--lazy", *found])
