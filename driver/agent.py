@@ -110,6 +110,7 @@ class Agent:
                 self._scribe,
                 self._lookout.condition,
                 self._lookout.metadata,
+                self._lookout.claims_changed,
             ),
             client=self._client,
             plugins_dir=Path(settings.plugins_dir),

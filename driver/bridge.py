@@ -94,6 +94,7 @@ class ClaimHandler:
         scribe: puts down what becomes of claims.
         condition: what is to be said of a device's health.
         metadata: what containers are to know of a device, where the plugin hands that out.
+        changed: called when claims may stand differently.
     """
 
     def __init__(
@@ -104,12 +105,14 @@ class ClaimHandler:
         scribe: Later[Scribe] | None = None,
         condition: Condition = lambda _device: None,
         metadata: Callable[[str], api.DeviceMetadata | None] = lambda _device: None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._preparer = preparer
         self._metrics = metrics
         self._say = say
         self._condition = condition
         self._metadata = metadata
+        self._changed = changed
         self._scribe: Later[Scribe] = scribe if scribe is not None else Later()
 
     def prepare(self, claims: Sequence[api.Claim]) -> Mapping[str, api.PrepareResult]:
@@ -181,6 +184,7 @@ class ClaimHandler:
         seconds = time.monotonic() - began
         self._scribe.tell(lambda scribe: scribe.claims(dict.fromkeys(uids, seconds)))
         count_prepared(self._preparer.prepared(), self._metrics)
+        self._changed()
 
 
 def _ref(ref: api.ClaimRef) -> ClaimRef:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEALTH_FILE = "health.json"
+AT_WORK_SECONDS = 60.0
+"""A device that was in use so short a time ago counts as still in use where a claim is to be unprepared."""
 SECRET = frozenset({"webhook_url"})
 """Settings of which the journal only says that they are set."""
 
@@ -76,6 +79,7 @@ class Lookout:
         self._webhook: Webhook | None = None
         self._reconciler: Reconciler | None = None
         self._idle: IdleBook | None = None
+        self._at_work: frozenset[tuple[str, str]] = frozenset()
         self._plugin: Plugin | None = None
         self._discovery: Discovery | None = None
 
@@ -214,27 +218,55 @@ class Lookout:
 
     def _start_reconciler(self) -> None:
         from driver.reconcile import Reconciler
+        from driver.reconcile.loop import GRACE_SECONDS, SETTLE_SECONDS
+        from driver.reconcile.watches import ClaimWatches
 
-        agent = self._agent
-        self._reconciler = Reconciler(
+        agent, settings = self._agent, self._agent.settings
+        reconciler = self._reconciler = Reconciler(
             agent.client,
             agent.records,
             agent.unprepare,
-            driver_name=agent.settings.driver_name,
+            driver_name=settings.driver_name,
             pool_name=agent.pool,
             told=self._swept,
-            period=agent.settings.reconcile_seconds,
-            grace=min(60.0, agent.settings.reconcile_seconds),
+            held=self._held,
+            period=settings.reconcile_seconds,
+            grace=min(GRACE_SECONDS, settings.reconcile_seconds),
+            settle=min(SETTLE_SECONDS, settings.reconcile_seconds),
         )
-        self._reconciler.start()
+        watches = ClaimWatches(agent.client, reconciler.seen, reconciler.turned, limit=settings.claim_watches)
+        reconciler.start(watches)
 
-    def _swept(self, swept: Sequence[Swept]) -> None:
-        for one in swept:
-            outcome = "ok" if one.error is None else "error"
-            self._agent.metrics.tell(functools.partial(Metrics.add, name="gpudra_claims_swept_total", outcome=outcome))
-            self._scribe.tell(functools.partial(_put_down_swept, one))
+    def claims_changed(self) -> None:
+        """Claims were prepared or unprepared."""
+        if self._reconciler is not None:
+            self._reconciler.changed()
+
+    def _held(self, ref: ClaimRef) -> str | None:
+        """Why a claim that is gone must keep its devices for now: one of them computes, and for nobody else."""
+        records = self._agent.records()
+        uses = Counter((one.pool, one.device) for record in records for one in record.devices)
+        for record in records:
+            for device in record.devices if record.ref.uid == ref.uid else ():
+                if (ref.uid, device.device) in self._at_work and uses[device.pool, device.device] == 1:
+                    return f"device {device.device} is still at work, so a container of the claim has not ended"
+        return None
+
+    def _swept(self, one: Swept) -> None:
+        agent = self._agent
+        outcome = "ok" if one.error is None else "error"
+        agent.metrics.tell(functools.partial(Metrics.add, name="gpudra_claims_swept_total", outcome=outcome))
+        self._scribe.tell(functools.partial(_put_down_swept, one))
         self._scribe.tell(lambda scribe: scribe.claims())
-        count_prepared(self._agent.records(), self._agent.metrics)
+        count_prepared(agent.records(), agent.metrics)
+        said = f"the claim is {one.why} by the API server's word and the kubelet did not unprepare it here"
+        if one.error is None:
+            agent.observer.claim_event(
+                one.ref, "Normal", "ClaimSwept", f"{said}, so the driver has: its devices are free"
+            )
+        else:
+            text = f"{said}; the driver cannot either and tries again: {one.error}"
+            agent.observer.claim_event(one.ref, "Warning", "ClaimNotSwept", text)
 
     def _count_use(self, look: Look) -> None:
         """Who uses what they hold; in the thread that looks."""
@@ -245,6 +277,7 @@ class Lookout:
             self._idle = IdleBook(agent.settings.idle_seconds, agent.boot_id, agent.settings.state_dir)
         turned = self._idle.sample(look.health, agent.records())
         uses = self._idle.uses()
+        self._at_work = frozenset((use.uid, use.device) for use in uses if use.ever and use.seconds < AT_WORK_SECONDS)
         agent.metrics.tell(lambda m: tell_metrics(m, uses))
         for use in turned:
             log.info("device %s of claim %s %s", use.device, use.ref, "is idle" if use.idle else "is used again")

@@ -128,6 +128,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Keep new pods also from GPUs that only work less well than they should."""
     reconcile_seconds: Seconds = 300.0
     """How often the API server is asked whether the prepared claims still exist."""
+    claim_watches: Annotated[int, msgspec.Meta(ge=0, le=256)] = 16
+    """How many prepared claims are watched at the API server, each by a connection; 0: none."""
     idle_seconds: Seconds = 600.0
     """After how long without use a claim's device counts as idle."""
     metadata_versions: str = ""

@@ -107,6 +107,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "claims": {
         "reconcile_seconds": "how often the API server is asked whether prepared claims still exist (default: 300)",
+        "claim_watches": "how many prepared claims at most are watched at the API server between two such looks, "
+        "each by a connection of its own; 0: none (default: 16)",
         "idle_seconds": "after how long without use a claim's device counts as idle (default: 600)",
         "metadata_versions": "versions of the devices' metadata that containers get, as "
         "metadata.resource.k8s.io/v1beta1 (default: none)",

@@ -14,6 +14,7 @@ import pytest
 from driver.journal import Record, read
 from tests.support.agents import CLAIMS, DRIVER, Scene
 
+EVENTS = "/api/v1/namespaces/default/events"
 QUICK = {"health_seconds": 0.2, "reconcile_seconds": 0.3}
 
 
@@ -55,6 +56,30 @@ def test_a_claim_that_was_deleted_while_the_node_was_off_is_unprepared_and_its_g
     assert records(scene, "claim.sweep")[0].data == {"why": "deleted"}
     scene.claim("next", 8)
     assert len(scene.prepare("next")) == 8
+
+
+@pytest.mark.bug("B51")
+def test_a_claim_that_is_deleted_by_force_while_it_is_prepared_is_noticed_by_its_watch_and_swept(scene: Scene) -> None:
+    running(scene, reconcile_seconds=1.5)
+    scene.claim("forced")
+    scene.prepare("forced")
+    # Looks at the claim have no answer: what is known of it comes from the watch alone.
+    scene.server.faults.fail(500, "InternalError", methods=("GET",), path="resourceclaims/forced", times=None)
+    scene.until(lambda: scene.logged("cannot be found out"), "a look in vain")
+    client = scene.server.client()
+    scene.until(lambda: any("forced" in one.query.get("fieldSelector", "") for one in scene.server.requests), "a watch")
+    client.patch(f"{CLAIMS}/forced", {"metadata": {"finalizers": None}})
+    client.delete(f"{CLAIMS}/forced")
+    scene.until(lambda: scene.logged("the kubelet may unprepare it now"), "the watch's word")
+    assert len(scene.specs()) == 1, "its end is not acted upon without a second answer"
+    scene.server.faults.clear()
+    scene.until(lambda: scene.specs() == [], "the removal of its CDI file")
+    events = scene.until(
+        lambda: [e for e in scene.client.get(EVENTS)["items"] if e["reason"] == "ClaimSwept"], "an Event"
+    )
+    assert events[0]["involvedObject"]["name"] == "forced"
+    scene.until(lambda: [one.data for one in records(scene, "claim.sweep")] == [{"why": "deleted"}], "a record")
+    scene.until(lambda: scene.server.open_watches == 1, "the end of the claim's watch")
 
 
 def test_a_claim_that_is_in_use_stays_also_while_the_api_server_says_nothing(scene: Scene) -> None:

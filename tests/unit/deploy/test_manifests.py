@@ -52,7 +52,7 @@ def test_role_binding_policy_and_daemonset_name_the_same_service_account(pod: di
 @pytest.mark.bug("B128")
 def test_the_agent_s_rights_are_these_and_no_others() -> None:
     assert kind("rbac.yaml", "ClusterRole")["rules"] == [
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list", "watch"]},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["patch"]},
         {
             "apiGroups": ["resource.k8s.io"],

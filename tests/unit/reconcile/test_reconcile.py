@@ -51,6 +51,9 @@ class World:
         self.errors: dict[str, ClaimError] = {}
         self.told: list[Swept] = []
         self.asked = threading.Event()
+        self.gets: list[tuple[str, bool]] = []
+        """(claim's name, from the server's memory), and of each unprepared one (UID, False)."""
+        self.in_use: str | None = None
         self.reconciler = self.make()
 
     def make(self, **options: float) -> Reconciler:
@@ -60,21 +63,25 @@ class World:
             self.unprepare,
             driver_name=DRIVER,
             pool_name=POOL,
-            told=self.told.extend,
+            told=self.told.append,
+            held=lambda _ref: self.in_use,
             clock=lambda: self.now,
             **{"period": 300.0, "grace": GRACE, **options},
         )
 
-    def get(self, path: str, *, timeout: float | None = None) -> dict[str, Any]:
+    def get(self, path: str, *, query: Mapping[str, str] | None = None, timeout: float | None = None) -> dict[str, Any]:
         assert timeout is not None
         self.asked.set()
-        answer = self.answers[path.rpartition("/")[2]]
+        name = path.rpartition("/")[2]
+        self.gets.append((name, query == {"resourceVersion": "0"}))
+        answer = self.answers[name]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, ClaimError | None]:
         for one in refs:
+            self.gets.append((one.uid, False))
             if one.uid not in self.errors:
                 self.unprepared.append(one.uid)
                 self.records = [record for record in self.records if record.ref.uid != one.uid]
@@ -207,3 +214,23 @@ def test_a_real_server_says_of_a_missing_claim_what_is_understood() -> None:
         assert why_gone(client, ref("nobody"), DRIVER, POOL) == "deleted"
     with pytest.raises(UnknownError):
         why_gone(client, ref("nobody"), DRIVER, POOL)
+
+
+def test_each_claim_is_unprepared_right_behind_an_answer_that_is_not_from_memory(world: World) -> None:
+    world.records.append(record(ref("d", "uid-2")))
+    world.answers |= {"c": missing(), "d": missing("d")}
+    world.looks(0, 100)
+    assert world.gets == [("c", True), ("d", True), ("c", False), ("uid-1", False), ("d", False), ("uid-2", False)]
+
+
+@pytest.mark.bug("B102")
+def test_a_claim_whose_gpu_still_computes_keeps_it_and_that_is_said_once(world: World) -> None:
+    world.answers["c"] = missing()
+    world.in_use = "device gpu-0 is still at work"
+    world.looks(0, 100, 100, 100)
+    assert world.unprepared == []
+    assert [one.error for one in world.told] == ["device gpu-0 is still at work"]
+    world.in_use = None
+    world.looks(100)
+    assert world.unprepared == ["uid-1"]
+    assert world.told[-1].error is None
