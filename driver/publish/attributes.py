@@ -133,8 +133,8 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
         _INT,
         _TYPE,
         "position in the order of PCI addresses",
-        "The GPU's number on its node, from 0, as `nvidia-smi` counts while all GPUs have their driver. Another one has "
-        "it when a GPU is taken out: it identifies no board.",
+        "The GPU's number on its node, from 0, as `nvidia-smi` counts while all GPUs have their driver. Another one "
+        "has it when a GPU is taken out: it identifies no board.",
         lambda _node, gpu: gpu.index,
     ),
     Attribute(

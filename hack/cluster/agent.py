@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ class Agent:
         """The agent's own folder: checkpoint and journal."""
         return self.layout.plugins / DRIVER_NAME / "gpudra"
 
+    @property
+    def mps_dir(self) -> Path:
+        """The folder of MPS daemons. Not below /run, which is another one for the node's containers."""
+        return self.layout.root / "mps"
+
     def command(self, extra: Sequence[str] = ()) -> list[str]:
         """The command line: identity and folders of this cluster's node, hardware of the mock, free ports."""
         return [
@@ -50,6 +56,7 @@ class Agent:
             f"--plugins-dir={self.layout.plugins}",
             f"--registry-dir={self.layout.registry}",
             f"--cdi-dir={self.layout.cdi}",
+            f"--mps-dir={self.mps_dir}",
             f"--mock-profile={self.profile}",
             f"--mock-root={self.mock_root}",
             "--metrics-address=127.0.0.1",
@@ -131,6 +138,31 @@ class Agent:
 
         processes.wait_for(f"the words {text!r} in the agent's log", said, process, self.log, timeout=timeout)
         return found[0]
+
+    def wait(self, check: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+        """Wait until something is so that no watch tells of, as long as the agent runs.
+
+        Raises:
+            ClusterError: it ended, or the time is over.
+        """
+        process = self.process
+        if process is None:
+            raise ClusterError(f"no agent runs:\n{processes.tail(self.log)}")
+        processes.wait_for(what, check, process, self.log, timeout=timeout)
+
+    def metrics(self) -> dict[str, float]:
+        """What its /metrics says now: ``name{label="value"}``, as it stands there -> value.
+
+        Raises:
+            ClusterError: it does not serve them.
+        """
+        ports = [entry["port"] for entry in self.log_entries() if entry["message"] == "metrics are served"]
+        if not ports or self.process is None:
+            raise ClusterError(f"no agent serves metrics:\n{processes.tail(self.log)}")
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[-1]}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
 
     def wait_published(self, api: Api, devices: int, timeout: float = 30.0) -> None:
         """Wait until the node's slices hold exactly so many devices."""

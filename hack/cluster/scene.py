@@ -104,12 +104,14 @@ class Namespace:
         init: Sequence[Container] = (),
         volumes: Sequence[tuple[JSON, JSON]] = (),
         node: str | None = None,
+        restart: str = "Never",
     ) -> None:
         """Create a pod whose claim ``gpu`` is ``claim``, or made from ``template``; or several in ``claims``.
 
         Args:
             volumes: (volume source, mount) pairs for every container.
             node: go there without the scheduler; claims must be allocated.
+            restart: the restartPolicy.
         """
         references = dict(claims or ({"gpu": claim} if claim else {}))
         resource_claims = [{"name": key, "resourceClaimName": value} for key, value in references.items()]
@@ -117,7 +119,7 @@ class Namespace:
             resource_claims.append({"name": "gpu", "resourceClaimTemplateName": template})
         mounts = [{"name": f"v{index}", **mount} for index, (_, mount) in enumerate(volumes)]
         spec = {
-            "restartPolicy": "Never",
+            "restartPolicy": restart,
             # Not 0: the object would be gone before the kubelet has unprepared its claims, and the next pod could get
             # a GPU that is still held (its kubelet retries only after a minute).
             "terminationGracePeriodSeconds": 1,
@@ -160,16 +162,23 @@ class Namespace:
         self.wait_pod(name, lambda pod: pod is None, "gone")
 
     def log_lines(
-        self, name: str, container: str = "main", *, lines: int = 0, timeout: float = DEFAULT_TIMEOUT
+        self,
+        name: str,
+        container: str = "main",
+        *,
+        lines: int = 0,
+        until: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> list[str]:
-        """Follow a container's log until it has printed ``lines`` lines (0: until it ends), less the mock's notice."""
+        """Follow a container's log until it has printed ``lines`` lines (0: until it ends) or the line ``until``, less
+        the mock's notice."""
         where = path("pods", self.name, name, "log")
         collected: list[str] = []
         for line in self.api.lines(where, timeout, container=container, follow="true"):
             if line.startswith(_MOCK_NOTICE):
                 continue
             collected.append(line.decode())
-            if len(collected) == lines:
+            if len(collected) == lines or collected[-1] == until:
                 break
         return collected
 
@@ -178,6 +187,17 @@ class Namespace:
         document = self.api.get("resourceclaims", self.name, claim)
         results = document.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
         return [result["device"] for result in results]
+
+    def told(self, claim: str) -> dict[str, str]:
+        """The UUIDs that the claim's status says, by the devices' names."""
+
+        def said(document: JSON | None) -> bool:
+            status = document.get("status", {}) if document else {}
+            results = status.get("allocation", {}).get("devices", {}).get("results", [])
+            return 0 < len(results) == len(status.get("devices", []))
+
+        document = _some(self.api.wait("resourceclaims", self.name, claim, said, f"status of claim {claim}"))
+        return {entry["device"]: entry["data"]["uuid"] for entry in document["status"]["devices"]}
 
     def claim_of(self, pod: str) -> str:
         """The claim that was made from a pod's template."""
@@ -254,6 +274,11 @@ def uuids(api: Api, names: Sequence[str]) -> list[str]:
     """The UUIDs that the devices of these names were published with, sorted."""
     devices = published(api)
     return sorted(devices[name]["attributes"]["uuid"] for name in names)
+
+
+def mig_listed(lines: Sequence[str]) -> list[str]:
+    """The UUIDs of the MIG devices in the output of ``nvidia-smi -L``, sorted."""
+    return sorted(re.findall(r"\(UUID: (MIG-[0-9a-f-]+)\)", "\n".join(lines)))
 
 
 def listed(lines: Sequence[str]) -> list[str]:

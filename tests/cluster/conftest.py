@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,12 +85,47 @@ def agent(cluster: Layout, api: Api, mock_node: MockNode) -> Agent:
 
 
 @pytest.fixture
+def other_node(cluster: Layout, api: Api) -> Iterator[Callable[..., MockNode]]:
+    """Starts an agent on another mock node in place of the usual one; behind the test that node is gone.
+
+    Its arguments: the profile, the agent's flags, how many devices it then publishes, and on which GPUs MIG is on.
+    """
+    Agent(cluster).stop()
+    made: list[tuple[Agent, MockNode]] = []
+
+    def start(profile: str, *flags: str, devices: int, mig_on: tuple[int, ...] = ()) -> MockNode:
+        if "--mig=dynamic" in flags and cluster.load().minor_version < (1, 36):
+            pytest.skip("DRAPartitionableDevices is off by default before Kubernetes 1.36: no counters, no partitions")
+        agent = Agent(cluster, profile)
+        root = agent.mock_root
+        node = MockNode.open(root) if (root / "usr").exists() else MockNode.create(root, profile)
+        for number in mig_on:
+            node.nvidia_smi("-i", node.profile.gpus[number].address, "-mig", "1")
+        made.append((agent, node))
+        agent.start(*flags, "--rescan-seconds=1")
+        agent.wait_published(api, devices)
+        return node
+
+    yield start
+    for agent, node in made:
+        agent.stop()
+        node.remove()
+
+
+@pytest.fixture
 def errors_expected() -> None:
     """For tests that make the kubelet log errors about us on purpose."""
 
 
+@pytest.fixture
+def noise() -> list[str]:
+    """Regular expressions of errors about us that a test makes the components log, for tests that expect some and no
+    others: filled by the test, with the reason of each."""
+    return []
+
+
 @pytest.fixture(autouse=True)
-def quiet_components(request: pytest.FixtureRequest, cluster: Layout) -> Iterator[None]:
+def quiet_components(request: pytest.FixtureRequest, cluster: Layout, noise: list[str]) -> Iterator[None]:
     """No component may log an error about us during a test that does not say that it provokes one."""
     offsets = {name: cluster.log(name).stat().st_size for name in WATCHED}
     yield
@@ -102,6 +137,7 @@ def quiet_components(request: pytest.FixtureRequest, cluster: Layout) -> Iterato
             lines = log.read().decode(errors="replace").splitlines()
         errors = [line for line in lines if ERROR_LINE.search(line) and not NOT_ABOUT_US.search(line)]
         about_us = [line for line in errors if ABOUT_US.search(line)]
+        about_us = [line for line in about_us if not any(re.search(expected, line) for expected in noise)]
         assert not about_us, f"{name} logged errors about the driver:\n" + "\n".join(about_us[:10])
 
 
