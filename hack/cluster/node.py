@@ -115,8 +115,12 @@ def unmount_below(folder: Path, inside: Process | None = None) -> None:
         folder: on the machine, for example the cluster's, where a test could not clean up.
         inside: the node's PID 1: as the node sees it.
     """
-    mounts = Path(f"/proc/{inside.pid if inside else 'self'}/mountinfo").read_text().splitlines()
-    points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in mounts]  # spaces stand as \\040
-    found = [str(point) for point in reversed(points) if point.is_relative_to(folder)]
-    if found:
-        run_checked([*(enter(inside) if inside else ()), "umount", "--lazy", *found])
+    mounts = Path(f"/proc/{inside.pid if inside else 'self'}/mountinfo")
+    while True:
+        lines = mounts.read_text().splitlines()
+        points = (Path(line.split()[4].encode().decode("unicode_escape")) for line in lines)  # spaces stand as \\040
+        topmost = next((point for point in points if point.is_relative_to(folder)), None)
+        if topmost is None:
+            return
+        # What is mounted below it goes with it (MNT_DETACH in umount(2)).
+        run_checked([*(enter(inside) if inside else ()), "umount", "--lazy", str(topmost)])
