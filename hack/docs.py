@@ -14,6 +14,7 @@ from driver.cli import agent
 from driver.health.docs import page as health_page
 from driver.metrics import TABLE
 from driver.settings import FIELDS, flag
+from hack.claims_page import page as claims_page
 
 FOLDER = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- Made by `python -m hack.docs` from the table in {source}. -->"
@@ -62,7 +63,13 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"health.md": health_page, "lint.md": lint_page, "metrics.md": metrics_page, "settings.md": settings_page}
+PAGES = {
+    "claims.md": claims_page,
+    "health.md": health_page,
+    "lint.md": lint_page,
+    "metrics.md": metrics_page,
+    "settings.md": settings_page,
+}
 
 
 def main() -> int:

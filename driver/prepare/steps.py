@@ -209,6 +209,11 @@ class Plan:
                 raise ValueError(f"the table of steps has {twice!r} twice")
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        """In the order in which they are done."""
+        return self._steps
+
+    @property
     def prepare_points(self) -> list[str]:
         """All crash points of Prepare, in the order in which they are passed."""
         return ["p1", *(point for step in self._steps for point in step.do_points), "p4", "p5"]

@@ -136,6 +136,15 @@ class VfioStep(StepDefaults):
             except VfioError as error:
                 raise ClaimError(f"{device.device} cannot be taken back: {error}", Reason.DEVICE_NOT_READY) from error
 
+    def is_undone(self, record: ClaimRecord) -> bool:
+        """Whether no function is bound to vfio-pci any more that had another driver before."""
+        return all(
+            driver == VFIO_PCI or self._bus.driver(address) != VFIO_PCI
+            for device, vfio in _with_vfio(record)
+            if not device.admin_access and vfio.former[0][1] != VFIO_PCI
+            for address, driver in vfio.former
+        )
+
     def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
         """The device files that open the GPU to a virtual machine."""
         found = {}

@@ -106,6 +106,10 @@ class TimeSliceStep(StepDefaults):
                     ) from error
                 log.warning("the time slice of GPU %s is left as it is: %s", uuid, error)
 
+    def is_undone(self, record: ClaimRecord) -> bool:
+        """Always: nvidia-smi has said so, and which of the GPUs others want sliced only ``undo`` knows."""
+        return True
+
     def _has(self, uuid: str, interval: str, deadline: Deadline) -> bool:
         seen = self._seen.get(uuid)
         if seen is not None and seen[0] == interval and time.monotonic() - seen[1] < _RECHECK_SECONDS:

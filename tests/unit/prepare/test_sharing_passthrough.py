@@ -76,6 +76,20 @@ def test_a_gpu_goes_to_vfio_with_its_board_and_comes_back(node: PassthroughNode)
     assert (node.driver(), node.driver(AUDIO)) == ("nvidia", "snd_hda_intel")
 
 
+def test_a_gpu_that_is_not_given_back_although_nothing_failed_is_found_out(
+    node: PassthroughNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparer = node.start()
+    prepare(preparer, claim("u1", vfio()))
+    with monkeypatch.context() as patch:
+        patch.setattr(VfioBus, "restore", lambda *_arguments: None)
+        error = preparer.unprepare([ref("u1")])["u1"]
+    assert error is not None
+    assert "the driver of its GPUs is not as it was left" in str(error)
+    assert preparer.unprepare([ref("u1")]) == {"u1": None}
+    assert node.driver() == "nvidia"
+
+
 @pytest.mark.parametrize(
     ("fields", "iommufd", "expected"),
     [
