@@ -1,8 +1,4 @@
-"""The port of the allocator beside the real scheduler: the same random clusters, and the same devices for their pods.
-
-What the API server kept of each object is what both are asked about. A scene is tried once for each of its nodes, by a
-pod that may go nowhere else, and once more by a pod that may choose.
-"""
+"""The port of the allocator beside the real scheduler: in the same random clusters, the same devices for pods."""
 
 from __future__ import annotations
 
@@ -10,160 +6,20 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import pytest
 
-from driver.analysis.allocator import Allocator, Outcome, Rules, rules
-from driver.analysis.allocator.verify import problems
-from hack.cluster.api import ApiError
+from driver.analysis.allocator import rules
 from hack.oracle.build import VERSIONS
-from hack.oracle.compare import normal
-from hack.oracle.compare import port as port_alone
-from tests.scheduler.isolation import (
-    NODE_LABEL,
-    SCENE_LABEL,
-    Document,
-    claims_of,
-    held_by,
-    isolated,
-    pod,
-    release_of,
-    scene,
-    storable,
-)
-from tests.scheduler.plane import Plane, Verdict, node_of
+from tests.scheduler.isolation import release_of
+from tests.scheduler.plane import Plane
+from tests.scheduler.trials import Comparison, compare, trials, worth_trying
 
 SCENES = int(os.environ.get("GPUDRA_SCHEDULER_SCENES", "300"))
 FIRST = int(os.environ.get("GPUDRA_SCHEDULER_SEED", "0"))
 BATCH = 40
 """Scenes that stand in the cluster at the same time."""
-NOT_COMPARED = ("timeout", "unknown", "panic")
-HOPELESS = 5
-"""One in so many scenes of those in which nothing fits is tried too."""
-
-
-@dataclass
-class Trial:
-    """A scene with one pod."""
-
-    tag: str
-    whole: Document
-    node: str | None
-    """The node that the pod is for; None: it may choose."""
-    stored: dict[str, list[Document]] = field(default_factory=dict)
-    refusal: str = ""
-
-    @property
-    def claims(self) -> list[str]:
-        return [claim["metadata"]["name"] for claim in claims_of(self.whole, self.tag)]
-
-    @property
-    def pod(self) -> Document:
-        labels = {NODE_LABEL: self.node} if self.node else {SCENE_LABEL: self.tag}
-        return pod(self.tag, self.claims, labels)
-
-
-def trials(version: str, seed: int) -> Iterator[Trial]:
-    """One for each node of the scene and, where there are several, one for all."""
-    nodes = [node["metadata"]["name"] for node in scene(version, seed)["Nodes"]]
-    for choice in [*nodes, *([None] if len(nodes) > 1 else [])]:
-        tag = f"s{seed}{choice or 'any'}".replace("-", "")
-        yield Trial(tag, isolated(scene(version, seed), tag), choice and f"{choice}-{tag}")
-
-
-def worth_trying(version: str, seed: int) -> bool:
-    """Whether something fits; and a part of the others."""
-    return seed % HOPELESS == 0 or any(found.fits for found in port_alone(version, scene(version, seed)))
-
-
-def set_up(plane: Plane, trial: Trial, batch: str) -> None:
-    """Make everything of a scene but its pod; ``refusal`` says what the API server did not want."""
-    objects = [
-        *storable(trial.whole, plane.release),
-        *(("resourceclaims", claim) for claim in held_by(trial.whole, trial.tag)),
-        *(("resourceclaims", claim) for claim in claims_of(trial.whole, trial.tag)),
-    ]
-    try:
-        for resource, document in objects:
-            trial.stored.setdefault(resource, []).append(plane.make(resource, document, batch))
-    except ApiError as error:
-        trial.refusal = str(error)
-
-
-def port(chosen: Rules, trial: Trial) -> dict[str, Outcome]:
-    """What the port says of each node of the scene."""
-    stored = trial.stored
-    waiting = [claim for claim in stored["resourceclaims"] if claim["metadata"]["name"] in trial.claims]
-    held = [claim for claim in stored["resourceclaims"] if claim not in waiting]
-    slices, rules_ = stored.get("resourceslices", []), stored.get("devicetaintrules", [])
-    allocator = Allocator(chosen, stored["deviceclasses"], slices, held, rules_)
-    return {found.node: found for found in allocator.allocate_each(stored["nodes"], waiting)}
-
-
-def difference(chosen: Rules, trial: Trial, verdict: Verdict) -> str | None:
-    """How the scheduler's verdict differs from the port's; empty: not at all, None: it cannot be compared."""
-    outcomes = port(chosen, trial)
-    asked = [outcomes[trial.node]] if trial.node else list(outcomes.values())
-    if any(each.kind in NOT_COMPARED for each in asked):
-        return None
-    if fatal := [each for each in asked if each.kind == "fatal"]:
-        return _refused_for_good(fatal, verdict)
-    if verdict.reason:
-        if verdict.reason != "Unschedulable" or any(each.fits for each in asked):
-            return f"the scheduler says {verdict.reason}: {verdict.message}"
-        return ""
-    node = verdict.node or trial.node or node_of(verdict.claims[0])
-    if node is None:
-        return None  # it waits for its devices, and they are not of one node
-    mine = outcomes[node]
-    if mine.allocations is None:
-        return f"the scheduler found devices on {node}: {_results(_real(verdict))}"
-    if not chosen.sorts:  # the order of pools is chance there
-        return "; ".join(_wrong(chosen, trial, node, verdict))
-    if _plain(mine.allocations) != _plain(_real(verdict)):
-        return f"on {node} the scheduler gave {_results(_real(verdict))}, the port {_results(mine.allocations)}"
-    return ""
-
-
-def _refused_for_good(fatal: Sequence[Outcome], verdict: Verdict) -> str:
-    """An error ends the attempt for all nodes. A class that is not there is found out before."""
-    if verdict.reason == "SchedulerError" or (verdict.reason and "does not exist" in verdict.message):
-        return ""
-    return f"the port fails with {fatal[0].error!r}, the scheduler says {verdict.reason or _results(_real(verdict))}"
-
-
-def _real(verdict: Verdict) -> list[Document]:
-    return [claim["status"]["allocation"] for claim in verdict.claims]
-
-
-def _plain(allocations: Sequence[Document]) -> Document:
-    """Allocations without what is the scheduler's alone."""
-    return normal({"results": [{k: v for k, v in each.items() if k != "allocationTimestamp"} for each in allocations]})
-
-
-def _results(allocations: Sequence[Document]) -> str:
-    return json.dumps([each["devices"].get("results") for each in allocations])
-
-
-def _wrong(chosen: Rules, trial: Trial, node: str, verdict: Verdict) -> list[str]:
-    (where,) = [each for each in trial.stored["nodes"] if each["metadata"]["name"] == node]
-    waiting = [claim for claim in trial.stored["resourceclaims"] if claim["metadata"]["name"] in trial.claims]
-    held = [claim for claim in trial.stored["resourceclaims"] if claim not in waiting]
-    slices, classes = trial.stored.get("resourceslices", []), trial.stored["deviceclasses"]
-    return problems(chosen, where, slices, classes, held, waiting, _real(verdict))
-
-
-def compare(plane: Plane, chosen: Rules, batch: Sequence[Trial], name: str) -> dict[str, str | None]:
-    """Difference by tag, of the scenes that the API server takes."""
-    list(plane.map(lambda trial: set_up(plane, trial, name), batch))
-    taken = [trial for trial in batch if not trial.refusal]
-    plane.settle(name)
-    plane.make_all((("pods", trial.pod) for trial in taken), name)
-    verdicts = plane.verdicts({trial.tag: trial.claims for trial in taken})
-    plane.clear(name)
-    return {trial.tag: difference(chosen, trial, verdicts[trial.tag]) for trial in taken}
 
 
 @pytest.mark.timeout(600)
@@ -172,18 +28,20 @@ def test_port_and_scheduler_agree_on_random_clusters(
 ) -> None:
     (version,) = [each for each in VERSIONS if release_of(each) == plane.release]
     chosen = rules(plane.release)
-    found: dict[str, str | None] = {}
-    scenes = 0
+    found: dict[str, Comparison] = {}
+    seen: set[str] = set()
     seeds = (seed for seed in itertools.count(FIRST) if worth_trying(version, seed))
     for number in itertools.count():
-        if scenes >= SCENES:
+        if len(seen) >= SCENES:
             break
         batch = [trial for seed in itertools.islice(seeds, BATCH) for trial in trials(version, seed)]
         found |= compare(plane, chosen, batch, f"{number}")
-        scenes += len({trial.whole["ID"] for trial in batch if not trial.refusal})
-    kinds = Counter("not compared" if text is None else "differ" if text else "agree" for text in found.values())
-    record_property("trials", dict(kinds))
-    print(f"{scenes} scenes: {dict(kinds)}")
-    differ = {tag: text for tag, text in found.items() if text}
+        seen |= {trial.whole["ID"] for trial in batch if not trial.refusal}
+    answers = Counter(each.answer for each in found.values() if each.difference is not None)
+    skipped = sum(each.difference is None for each in found.values())
+    record_property("answers", dict(answers))
+    print(f"{len(seen)} scenes, {len(found)} pods: {dict(answers)}, {skipped} not compared")
+    differ = {tag: each.difference for tag, each in found.items() if each.difference}
     assert not differ, json.dumps(differ, indent=1)
-    assert kinds["agree"] > 0.9 * len(found)
+    assert skipped < len(found) / 10
+    assert all(answers[kind] > len(found) / 50 for kind in ("Allocated", "Unschedulable", "SchedulerError")), answers
