@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,52 +12,12 @@ from hack import image
 from hack.cluster import access, lifecycle
 from hack.cluster.agent import Agent
 from hack.cluster.api import Api, path
+from hack.cluster.daemonset import DAEMONSET, NAME, for_this_cluster, ready_pod, running
 from hack.cluster.layout import AGENT_NAMESPACE, DRIVER_NAME, NODE_NAME, Layout
 from hack.cluster.scene import Container, Namespace, listed, uuids
 from native.mock import MockNode
-from native.mock.tree import NODE_FILE
-
-DAEMONSET = Path(__file__).parents[2] / "deploy" / "daemonset.yaml"
-NAME = "gpudra-agent"
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
-
-
-def for_this_cluster(document: dict[str, Any], layout: Layout, mock: MockNode) -> dict[str, Any]:
-    """The manifest with the paths of the test node: another kubelet root, and a machine that is a folder."""
-    moved = {
-        "/var/lib/kubelet": str(layout.kubelet),
-        "/var/run/cdi": str(layout.cdi),
-        "gpudra:0.1.0": image.TAG,
-    }
-    text = json.dumps(document)
-    for old, new in moved.items():
-        assert old in text
-        text = text.replace(old, new)
-    moved_document: dict[str, Any] = json.loads(text)
-    pod = moved_document["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    container["imagePullPolicy"] = "Never"
-    container["env"] = [entry for entry in container["env"] if entry["name"] not in machine(mock)]
-    container["env"] += [{"name": name, "value": value} for name, value in machine(mock).items()]
-    for volume in pod["volumes"]:
-        if volume["name"] == "driver-root":
-            volume["hostPath"]["path"] = str(mock.root)
-        if volume["name"] == "sys":
-            volume["hostPath"]["path"] = str(mock.root / "sys")
-    return moved_document
-
-
-def machine(mock: MockNode) -> dict[str, str]:
-    """Settings that lead the agent to the mock node, which stands at /driver-root for it."""
-    return {
-        "GPUDRA_HOST_DRIVER_ROOT": str(mock.root),
-        "GPUDRA_DEV_ROOT": "/driver-root/dev",
-        "GPUDRA_HOST_DEV_ROOT": f"{mock.root}/dev",
-        "GPUDRA_PROC_ROOT": "/driver-root/proc",
-        "GPUDRA_MOCK_NODE": f"/driver-root/{NODE_FILE}",
-        "GPUDRA_MOCK_DEV": "/driver-root/dev",
-    }
 
 
 @pytest.fixture(scope="module")
@@ -71,38 +29,10 @@ def loaded_image(cluster: Layout, tmp_path_factory: pytest.TempPathFactory) -> N
 
 @pytest.fixture(scope="module")
 def daemonset(cluster: Layout, api: Api, mock_node: MockNode, loaded_image: None) -> Iterator[dict[str, Any]]:
-    """The agent's pod, ready. No other agent runs meanwhile, and what one published is gone."""
-    Agent(cluster).stop()
-    for item in api.items("resourceslices", fieldSelector=f"spec.driver={DRIVER_NAME}"):
-        api.delete("resourceslices", None, item["metadata"]["name"])
-    api.patch("nodes", None, NODE_NAME, {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}})
-    document = for_this_cluster(yaml.safe_load(DAEMONSET.read_text()), cluster, mock_node)
-    api.create("daemonsets", AGENT_NAMESPACE, document)
-    try:
-        yield ready_pod(api)
-    finally:
-        api.delete("daemonsets", AGENT_NAMESPACE, NAME)
-        api.wait_all("pods", AGENT_NAMESPACE, lambda pods: not pods, "the agent's pod is gone", 60)
-
-
-def ready_pod(api: Api) -> dict[str, Any]:
-    """Wait until the DaemonSet's pod passes its probes."""
-
-    def ready(pods: dict[str, dict[str, Any]]) -> bool:
-        return [
-            condition["status"]
-            for pod in pods.values()
-            for condition in pod["status"].get("conditions", [])
-            if condition["type"] == "Ready"
-        ] == ["True"]
-
-    try:
-        return next(iter(api.wait_all("pods", AGENT_NAMESPACE, ready, "the agent's pod is ready", 90).values()))
-    except AssertionError as error:
-        own = Namespace(api, AGENT_NAMESPACE)
-        names = [pod["metadata"]["name"] for pod in api.items("pods", AGENT_NAMESPACE)]
-        said = [(own.events(name), own.log_lines(name, "agent", timeout=2)[-15:]) for name in names]
-        raise AssertionError(f"{error}\n{json.dumps(said, indent=1)}") from None
+    """The agent's pod, ready."""
+    document = for_this_cluster(yaml.safe_load(DAEMONSET.read_text()), cluster, mock_node, image.TAG)
+    with running(cluster, api, document) as pod:
+        yield pod
 
 
 def test_the_daemonset_publishes_and_a_pod_gets_exactly_its_gpu(
