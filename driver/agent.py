@@ -18,10 +18,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from driver import ahead
-from driver.bridge import AgentObserver, ClaimHandler, count_prepared, own_partitions, resources, with_owners
+from driver.bridge import (
+    AgentObserver,
+    ClaimHandler,
+    count_prepared,
+    device_statuses,
+    own_partitions,
+    resources,
+    with_other_hardware,
+    with_owners,
+)
 from driver.discovery import Discovery, View
 from driver.later import Later
-from driver.lookout import Lookout, Surroundings
+from driver.lookout import Lookout, Surroundings, claim_ref
 from driver.making import connect, make_preparer
 from driver.metrics import Deferred, Metrics
 from driver.model import GpuState, MigSupport, NodeInventory, Problem
@@ -257,6 +266,7 @@ class Agent:
                 backend=settings.nvml_backend,
                 deadline=settings.nvml_deadline_seconds,
                 mig=self._mig is MigSupport.DYNAMIC,
+                state_dir=settings.state_dir,
             )
         # A partition that comes or goes during the reading is in one of the two.
         before = own_partitions(self._preparer.prepared())
@@ -372,6 +382,7 @@ class Agent:
             self._plugin.report_status(claim.ref, devices)
 
     def _recover(self) -> None:
+        before = self._preparer.prepared()
         report = self._preparer.recover()
         for problem in report.problems:
             if problem not in self._known_problems:
@@ -390,4 +401,6 @@ class Agent:
         self._scribe.tell(lambda scribe: scribe.recovered(found, known))
         self._scribe.tell(lambda scribe: scribe.claims())
         count_prepared(self._preparer.prepared(), self._metrics)
+        for record in with_other_hardware(before, self._preparer.prepared()):
+            self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self._lookout.condition))
         self._patient.changed()

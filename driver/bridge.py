@@ -205,6 +205,12 @@ def device_statuses(record: ClaimRecord, condition: Condition = lambda _device: 
     return list(statuses.values())
 
 
+def with_other_hardware(before: Iterable[ClaimRecord], now: Iterable[ClaimRecord]) -> list[ClaimRecord]:
+    """The claims whose devices are others than before: a partition that is made again may get another UUID."""
+    known = {record.ref.uid: record.hardware for record in before}
+    return [record for record in now if known.get(record.ref.uid, record.hardware) != record.hardware]
+
+
 def _error(error: ClaimError) -> api.PrepareError:
     return api.PrepareError(str(error), reason=error.reason, permanent=error.permanent)
 

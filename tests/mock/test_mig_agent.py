@@ -158,6 +158,29 @@ def test_after_a_crash_and_a_reboot_a_claim_has_its_partition_again(scene: Scene
     assert (standing(scene), scene.specs()) == ([], [])
 
 
+@pytest.mark.bug("B72")
+def test_a_partition_that_is_made_again_under_a_claim_is_told_by_its_new_uuid(scene: Scene) -> None:
+    running(scene, 62)
+    free = Counted.of_slices(scene.slices())
+    for name in ("first", "held"):
+        device = free.first(profile="1g.24gb")
+        assert device is not None
+        free.take(device)
+        allocate(scene, name, device)
+        scene.prepare(name)
+
+    def told() -> str:
+        devices = scene.client.get(f"{CLAIMS}/held")["status"].get("devices")
+        return devices[0]["data"]["uuid"] if devices else ""
+
+    before = scene.until(told, "the claim's status")
+    scene.unprepare("first")  # the partition that is made again gets its id, and so another UUID
+    (spec,) = scene.specs()
+    scene.node.reload_driver()
+    scene.until(lambda: before not in spec.read_text(), "the partition again")
+    scene.until(lambda: told() in spec.read_text(), "its new UUID in the claim's status")
+
+
 @pytest.mark.bug("B94")
 def test_what_an_administrator_makes_takes_its_gpu_out_of_the_drivers_hands_until_it_is_gone(scene: Scene) -> None:
     running(scene, 62)

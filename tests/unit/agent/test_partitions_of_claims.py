@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from driver.bridge import count_prepared, device_statuses, kind_of, own_partitions, resources, with_owners
+from driver.bridge import (
+    count_prepared,
+    device_statuses,
+    kind_of,
+    own_partitions,
+    resources,
+    with_other_hardware,
+    with_owners,
+)
 from driver.metrics import Deferred
 from driver.model import Gpu, GpuState, MigMode, MigPartition, NodeInventory, PciAddress, Placement
-from driver.node import HiddenLinks
+from driver.node import LINKS, HiddenLinks
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase
 from driver.prepare.partition import PartitionRecord
 from driver.publish import PoolDocument
@@ -49,6 +58,17 @@ def test_what_was_found_is_somebody_elses_also_while_a_claim_has_it() -> None:
     assert own_partitions([record(part(Origin.FOUND), device("gpu-0000-1b-00-0"))]) == frozenset()
     inventory = divided(0, 4)
     assert with_owners(inventory, ()) is inventory
+
+
+def test_a_claim_has_other_hardware_where_its_partition_was_made_again_under_another_uuid() -> None:
+    whole = ClaimRecord(ClaimRef("ns", "w", "u2"), Phase.PREPARED, (device("gpu-0000-1b-00-0"),))
+    before = record(part(Origin.MADE))
+    partition = before.devices[0].partition
+    assert partition is not None
+    again = record(before.devices[0].with_partition(partition, "MIG-2"))
+    assert with_other_hardware([before, whole], [again, whole]) == [again]
+    assert with_other_hardware([whole], [whole, again]) == [], "one that is new says so itself"
+    assert with_other_hardware([before, whole], [whole]) == []
 
 
 def test_kinds_are_told_by_the_name() -> None:
@@ -103,3 +123,35 @@ def test_links_that_mig_mode_hides_are_those_of_before() -> None:
 
 def test_of_a_gpu_that_was_in_mig_mode_from_the_start_no_links_are_known() -> None:
     assert HiddenLinks().put_back(reading(mode=True, links=None)).gpus[0].nvlinks is None
+
+
+def test_links_that_mig_mode_hides_outlive_the_agent(tmp_path: Path) -> None:
+    HiddenLinks(tmp_path / LINKS).put_back(reading(mode=False, links=18))
+    assert HiddenLinks(tmp_path / LINKS).put_back(reading(mode=True, links=None)).gpus[0].nvlinks == switch_links(18)
+
+
+def test_links_of_another_gpu_in_the_same_place_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    HiddenLinks(tmp_path / LINKS).put_back(reading(mode=False, links=18))
+    other = nvml(nvml_gpu(address(0), mig_mode=(True, True), nvlinks=None, uuid="GPU-other"))
+    assert HiddenLinks(tmp_path / LINKS).put_back(other).gpus[0].nvlinks is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"0000:10:00.0":{}}', b"\xff"])
+def test_a_file_of_links_that_cannot_be_used_costs_just_them(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / LINKS).write_bytes(content)
+    links = HiddenLinks(tmp_path / LINKS)
+    assert links.put_back(reading(mode=True, links=None)).gpus[0].nvlinks is None
+    links.put_back(reading(mode=False, links=18))
+    assert HiddenLinks(tmp_path / LINKS).put_back(reading(mode=True, links=None)).gpus[0].nvlinks == switch_links(18)
+
+
+def test_links_that_cannot_be_written_are_said_once_and_written_when_they_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    links = HiddenLinks(tmp_path / "away" / LINKS)
+    for _ in range(2):
+        links.put_back(reading(mode=False, links=18))
+    assert caplog.text.count("cannot be written") == 1
+    (tmp_path / "away").mkdir()
+    links.put_back(reading(mode=False, links=18))
+    assert (tmp_path / "away" / LINKS).exists()
