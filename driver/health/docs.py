@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driver.health.findings import CAUSES
 from driver.health.verdicts import TAINTS
-from driver.health.xids import XIDS, Severity
+from driver.health.xids import DIFFERENCES, XIDS, Severity
 
 _HEAD = """\
 # The health of GPUs
@@ -85,6 +85,24 @@ _CAUSES = {
     "power-brake": ("degraded", "the hardware holds the clocks down because of the power supply"),
 }
 
+_XIDS = """\
+## XIDs
+
+An XID that is not in this table counts as `device`. Names and actions follow NVIDIA's
+[XID catalogue](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) for Ampere and newer GPUs, in our
+words. The severity follows from its immediate action: RESTART_APP is `application`, IGNORE is `application` or, where
+hardware wears out, `degraded`, RESET_GPU, RESTART_BM and RESTART_VM are `fatal`, all others are `device`: NVML passes
+the number on, but not the details that the catalogue's workflows ask for. A driver that knows better says so by its
+recovery action (R570 on), which the probe reads and which ends a `fatal` XID, too. A test compares the table with the
+catalogue row by row.
+"""
+
+_DIFFERENCES = """\
+## Where this differs from NVIDIA's catalogue on purpose
+
+`ignoreXids` makes any of them decide nothing.
+"""
+
 
 def page() -> str:
     """docs/health.md.
@@ -97,9 +115,11 @@ def page() -> str:
     lines += ["| `gpu.nvidia.com/driver-unavailable` | NVIDIA's driver does not answer; on every device |", ""]
     lines += ["## Causes", "", "| cause | severity | what it is |", "|---|---|---|"]
     lines += [f"| `{cause}` | {_CAUSES[cause][0]} | {_CAUSES[cause][1]} |" for cause in CAUSES]
-    lines += ["", "## XIDs", "", "An XID that is not in this table counts as `device`.", ""]
+    lines += ["", _XIDS]
     lines += ["| XID | severity | what it says | what to do |", "|---|---|---|---|"]
     lines += [
         f"| {code} | {Severity(xid.severity).name.lower()} | {xid.name} | {xid.action} |" for code, xid in XIDS.items()
     ]
+    lines += ["", _DIFFERENCES, "| XIDs | why |", "|---|---|"]
+    lines += [f"| {', '.join(map(str, codes))} | {why} |" for codes, why in DIFFERENCES.items()]
     return "\n".join(lines) + "\n"

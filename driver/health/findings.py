@@ -52,6 +52,9 @@ _ACTIONS: Final = {
     2: (Severity.FATAL, "reboot the node"),
     3: (Severity.DEVICE, "drain the GPUs that talk to it over NVLink, so that P2P can be reset"),
     4: (Severity.DEVICE, "let its processes end, then reset the GPU"),
+    5: (Severity.DEVICE, "recover the IMEX domain that it belongs to"),
+    6: (Severity.FATAL, "reset the GPU's PCIe bus (nvidia-smi --gpu-reset), or reboot the node"),
+    7: (Severity.FATAL, "reboot the whole system that the GPU is part of"),
 }
 """nvmlDeviceGpuRecoveryAction_t."""
 
