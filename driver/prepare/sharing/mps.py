@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 MPS: Final = "mps"
 PIPE_IN_CONTAINER: Final = "/tmp/nvidia-mps"  # noqa: S108  where CUDA looks by default
 _MULTI_USER_SINCE: Final = (7, 0)
+_RECHECK_SECONDS: Final = 600.0
+"""How long a compute mode is believed that was read; a GPU that was reset, or its driver loaded anew, has lost it."""
 _OPTIONS: Final = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 
 
@@ -118,6 +122,8 @@ class MpsStep(StepDefaults):
         self._smi = smi
         self._daemons = daemons
         self._seconds = seconds
+        self._closed: dict[str, float] = {}
+        """GPU -> when it was last known to let one server in."""
 
     def check(self, work: Work) -> None:
         """Compute every limit, and put it into the record."""
@@ -145,8 +151,13 @@ class MpsStep(StepDefaults):
                 ) from error
 
     def is_done(self, work: Work) -> bool:
-        """Whether every daemon runs and is watched."""
-        return all(self._daemons.runs(settings.id) for settings, _ in _daemons(work.record))
+        """Whether every daemon runs and is watched, and its GPUs let nobody else in, as far as they tell."""
+        deadline = Deadline(self._seconds)
+        return all(
+            self._daemons.runs(settings.id)
+            and all(device.partition is not None or self._is_closed(device.uuid, deadline) for device in devices)
+            for settings, devices in _daemons(work.record)
+        )
 
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
         """End the daemons that no other claim uses, and open their GPUs for all processes again."""
@@ -219,12 +230,31 @@ class MpsStep(StepDefaults):
             set_mode(self._smi, device.uuid, ComputeMode.EXCLUSIVE_PROCESS, deadline)
         except NotSupportedError as error:
             log.warning("GPU %s keeps its compute mode, so processes outside of MPS can use it: %s", device.uuid, error)
+            self._closed[device.uuid] = math.inf  # and will not be asked again
+            return
         except CommandError as error:
             raise ClaimError(
                 f"the compute mode of {device.device} cannot be set for MPS: {error}", Reason.DEVICE_NOT_READY
             ) from error
+        self._closed[device.uuid] = time.monotonic()
+
+    def _is_closed(self, uuid: str, deadline: Deadline) -> bool:
+        seen = self._closed.get(uuid)
+        if seen is not None and time.monotonic() - seen < _RECHECK_SECONDS:
+            return True
+        try:
+            mode = self._smi.compute_mode(uuid, deadline)
+        except CommandError as error:
+            raise ClaimError(
+                f"the compute mode of GPU {uuid} cannot be read: {error}", Reason.DEVICE_NOT_READY
+            ) from error
+        if mode not in (None, ComputeMode.EXCLUSIVE_PROCESS):
+            return False
+        self._closed[uuid] = time.monotonic()
+        return True
 
     def _open(self, uuid: str, deadline: Deadline) -> None:
+        self._closed.pop(uuid, None)
         try:
             set_mode(self._smi, uuid, ComputeMode.DEFAULT, deadline)
         except NotSupportedError:

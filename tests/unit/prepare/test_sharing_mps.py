@@ -176,6 +176,34 @@ def test_a_mode_that_cannot_be_set_fails_the_claim_and_one_that_is_not_supported
     prepare(preparer, claim("u2", result(1), configs=[mps()]))
 
 
+@pytest.mark.bug("B72")
+def test_a_mode_that_is_lost_while_the_daemon_runs_on_is_set_again(node: SharingNode) -> None:
+    prepare(node.start(), claim("u1", result(0), configs=[mps()]))
+    node.smi.modes.clear()  # the GPU was reset
+    restarted = node.start()
+    assert restarted.recover().remade == ["u1"]
+    assert node.smi.modes == {uuid(0): EXCLUSIVE}
+    calls = len(node.smi.calls)
+    assert restarted.recover().remade == []
+    assert len(node.smi.calls) == calls, "what was just read is believed for a while"
+
+
+def test_a_gpu_without_modes_is_not_asked_again_and_again(node: SharingNode) -> None:
+    node.smi.faults["mode"] = NotSupportedError("Not Supported", 3)
+    preparer = node.start()
+    prepare(preparer, claim("u1", result(0), configs=[mps()]))
+    assert preparer.recover().remade == []
+
+
+def test_a_mode_that_cannot_be_read_is_told_and_the_claim_stays_as_it_is(node: SharingNode) -> None:
+    prepare(node.start(), claim("u1", result(0), configs=[mps()]))
+    node.smi.faults["read"] = CommandError("Unknown Error", 255)
+    restarted = node.start()
+    (problem,) = restarted.recover().problems
+    assert "compute mode" in problem.message
+    assert len(restarted.prepared()) == len(node.specs()) == 1
+
+
 def test_a_daemon_that_does_not_end_keeps_the_claim(node: SharingNode) -> None:
     preparer = node.start()
     prepare(preparer, claim("u1", result(0), configs=[mps()]))
