@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from driver.model import DriverFiles, MigSupport, NodeInventory
 from driver.offering import Offering
 from driver.prepare import DeviceNodes, DriverRoot, HostEdits, MigDoor, MigStep, Preparer
+from driver.prepare.steps import Faults, no_faults
 from driver.settings import Settings
 from kubeletplugin.client import KubeClient
 from native.capabilities import capability_minor, make_capability_node
@@ -39,6 +40,7 @@ def make_preparer(
     inventory: Callable[[], NodeInventory | None],
     session: Callable[[], NvmlSession | None],
     offering: Offering,
+    faults: Faults = no_faults,
 ) -> Preparer:
     """What prepares claims with the driver's files, device nodes and steps that the settings name.
 
@@ -47,6 +49,7 @@ def make_preparer(
         inventory: the newest snapshot.
         session: the door to NVML; None before the first reading.
         offering: has steps of its own.
+        faults: told of each crash point that is passed.
     """
     root = Path(settings.driver_root)
     devices = settings.dev_path.parent
@@ -74,9 +77,10 @@ def make_preparer(
             hook_path=settings.cdi_hook,
         ),
         nodes=nodes,
-        steps=[MigStep(door, mig, nodes, lambda: boot_id), *offering.steps()],
+        steps=[MigStep(door, mig, nodes, lambda: boot_id, faults), *offering.steps()],
         mig=mig,
         boot_id=lambda: boot_id,
+        faults=faults,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
 
+from driver import statefile
 from driver.discovery import DriverUnavailableError
 from driver.inventory import build_inventory
 from driver.inventory.states import NVIDIA_DRIVER
@@ -14,8 +16,13 @@ from native.capabilities import instance_minors
 from native.driverroot import find_library
 from native.nvml.errors import LibraryUnavailableError, NvmlError
 from native.nvml.session import NvmlSession
-from native.nvml.types import GpuSnapshot, NvmlSnapshot
+from native.nvml.types import FabricInfo, NvLink, NvmlSnapshot
 from native.sysfs import HostTopology, read_host
+
+log = logging.getLogger(__name__)
+
+LINKS = "links.json"
+_MAX_BYTES = 4 * 1024 * 1024
 
 
 class NodePaths(msgspec.Struct, frozen=True):
@@ -28,29 +35,72 @@ class NodePaths(msgspec.Struct, frozen=True):
     """The libnvidia-ml.so.1 to load; None: searched below the driver root before every reading."""
 
 
+class _Links(msgspec.Struct, frozen=True):
+    """What a GPU's NVLinks were when they could be seen."""
+
+    uuid: str | None
+    nvlinks: tuple[NvLink, ...] | None
+    fabric: FabricInfo | None
+
+
 class HiddenLinks:
     """The NVLinks of GPUs in MIG mode, which NVML does not show while the mode is on.
 
     A driver that switches the mode for each claim would else tell schedulers again and again that a GPU has lost its
     links, and that it has them back only at the next reading.
+
+    Args:
+        path: a file in which they outlive this process, which may be started anew while the mode is on. One that cannot
+            be used costs just that. None: there is none.
     """
 
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str | None, str | None], GpuSnapshot] = {}
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._seen: dict[str, _Links] | None = None
+        self._saved: dict[str, _Links] = {}
+        self._problem: str | None = None
 
     def put_back(self, snapshot: NvmlSnapshot) -> NvmlSnapshot:
         """The reading with the links that each GPU had when its mode was off; of GPUs seen with it off only."""
+        if self._seen is None:
+            self._seen = self._load()
+            self._saved = dict(self._seen)
         gpus = []
         for gpu in snapshot.gpus:
-            key = gpu.address, gpu.uuid
+            before = self._seen.get(gpu.address) if gpu.address is not None else None
             if gpu.mig_mode is None or not gpu.mig_mode[0]:
-                self._seen[key] = gpu
-            elif key in self._seen:
-                before = self._seen[key]
+                if gpu.address is not None and gpu.uuid is not None:
+                    self._seen[gpu.address] = _Links(gpu.uuid, gpu.nvlinks, gpu.fabric)
+            elif before is not None and before.uuid == gpu.uuid:
                 # The same GPU.
                 gpu = msgspec.structs.replace(gpu, nvlinks=before.nvlinks, fabric=before.fabric)  # noqa: PLW2901
             gpus.append(gpu)
+        if self._seen != self._saved:
+            self._save(self._seen)
         return msgspec.structs.replace(snapshot, gpus=tuple(gpus))
+
+    def _load(self) -> dict[str, _Links]:
+        if self._path is None:
+            return {}
+        try:
+            return msgspec.json.decode(statefile.read(self._path, _MAX_BYTES), type=dict[str, _Links])
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be used: %s; GPUs in MIG mode are shown without their NVLinks", self._path, error)
+            return {}
+
+    def _save(self, seen: dict[str, _Links]) -> None:
+        if self._path is None:
+            return
+        try:
+            statefile.write(self._path, msgspec.json.encode(seen), sync=False)
+        except OSError as error:
+            if str(error) != self._problem:
+                log.warning("%s cannot be written: %s; a restart would not know NVLinks", self._path, error)
+            self._problem = str(error)
+        else:
+            self._saved, self._problem = dict(seen), None
 
 
 class NodeReader:
@@ -61,12 +111,21 @@ class NodeReader:
         backend: ``auto``, ``cffi`` or ``pynvml``.
         deadline: seconds for one reading of NVML.
         mig: read what boards can be divided into also where MIG mode is off (drivers tell that since Hopper).
+        state_dir: the agent's own folder; None: nothing of one reading outlives this process.
     """
 
-    def __init__(self, paths: NodePaths, *, backend: str = "auto", deadline: float = 30.0, mig: bool = False) -> None:
+    def __init__(
+        self,
+        paths: NodePaths,
+        *,
+        backend: str = "auto",
+        deadline: float = 30.0,
+        mig: bool = False,
+        state_dir: Path | None = None,
+    ) -> None:
         self._paths = paths
         self._mig = mig
-        self._links = HiddenLinks()
+        self._links = HiddenLinks(state_dir / LINKS if state_dir is not None else None)
         self._deadline = deadline
         find = paths.library if paths.library is not None else (lambda: find_library(paths.driver_root))
         self._session = NvmlSession(find, backend)
