@@ -3,8 +3,8 @@
 Names and recommended actions follow the "immediate action" of NVIDIA's XID catalogue for Ampere and newer
 (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog), put into our words; the severity is ours:
 
-* APPLICATION: the program is at fault, or only it is hit. The GPU goes on, so nobody is kept from it (the catalogue says
-  RESTART_APP or IGNORE). NVIDIA's own DRA driver and device plugin pass over 13, 31, 43, 45, 68 and 109 for that reason.
+* APPLICATION: the program is at fault, or only it is hit. The GPU goes on, so nobody is kept from it: RESTART_APP or
+  IGNORE. NVIDIA's own DRA driver and device plugin pass over 13, 31, 43, 45, 68 and 109 for that reason.
 * DEGRADED: the catalogue says IGNORE, and yet it tells of hardware that wears out.
 * DEVICE: the GPU should not get new work until it has shown for a while that it is well again.
 * FATAL: it does not come back without a reset of the GPU or a reboot of the machine: RESET_GPU, RESTART_BM, RESTART_VM.
@@ -146,39 +146,37 @@ _ROWS: Final[tuple[tuple[int, str, Severity, str], ...]] = (
 XIDS: Final[Mapping[int, Xid]] = {row[0]: Xid(*row) for row in sorted(_ROWS)}
 """Code -> what is known of it, in the order of the codes."""
 
-DIFFERENCES: Final[Mapping[tuple[int, ...], str]] = {
+DIFFERENCES: Final[tuple[tuple[tuple[int, ...], str], ...]] = (
     (
-        12,
-        42,
-        47,
-        65,
-        73,
-        142,
-    ): "the catalogue expects none of them on Ampere and newer, or asks for support; as for the "
-    "other engines of a channel, only the application that used it is hit",
+        (12, 42, 47, 65, 73, 142),
+        "the catalogue expects none of them on Ampere and newer, or asks for support; as for the other engines of a "
+        "channel, only the application that used it is hit",
+    ),
     (
-        109,
-    ): "the catalogue resets the GPU; a context switch that takes too long is a kernel's fault far more often, both "
-    "of NVIDIA's Kubernetes drivers pass over it, and a GPU that does hang is found by the probe and by the driver's own "
-    "recovery action",
-    (125,): "the catalogue asks for support; the InfoROM's file system has no part in computing",
-    (155,): "the catalogue resets the GPU; a link that is put to sleep on purpose is reported by this number too, and "
-    "one that stays down is seen by the probe",
+        (109,),
+        "the catalogue resets the GPU; a context switch that takes too long is a kernel's fault far more often, both of "
+        "NVIDIA's Kubernetes drivers pass over it, and a GPU that does hang is found by the probe and by the driver's "
+        "own recovery action",
+    ),
+    ((125,), "the catalogue asks for support; the InfoROM's file system has no part in computing"),
     (
-        156,
-    ): "the catalogue resets the GPU; the faulty unit is out of use already and its retirement waits for a reset, as "
-    "a row's remapping does (63)",
+        (155,),
+        "the catalogue resets the GPU; a link that is put to sleep on purpose is reported by this number too, and one "
+        "that stays down is seen by the probe",
+    ),
     (
-        162,
-        163,
-        164,
-        165,
-        168,
-    ): "the catalogue names no action; they tell of power smoothing and of the memory's size, and "
-    "the GPU computes as before",
-    (169,): "the catalogue names no action; it resets the GPU for the other microcontroller that halts (62)",
-}
-"""Codes -> why their severity is on purpose another one than follows from the catalogue's immediate action."""
+        (156,),
+        "the catalogue resets the GPU; the faulty unit is out of use already and its retirement waits for a reset, as a "
+        "row's remapping does (63)",
+    ),
+    (
+        (162, 163, 164, 165, 168),
+        "the catalogue names no action; they tell of power smoothing and of the memory's size, and the GPU computes as "
+        "before",
+    ),
+    ((169,), "the catalogue names no action; it resets the GPU for the other microcontroller that halts (62)"),
+)
+"""Codes, and why their severity is on purpose another one than follows from the catalogue's immediate action."""
 
 
 def describe(code: int) -> Xid:
