@@ -125,8 +125,9 @@ def noise() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def quiet_components(request: pytest.FixtureRequest, cluster: Layout, noise: list[str]) -> Iterator[None]:
+def quiet_components(request: pytest.FixtureRequest, cluster: Layout) -> Iterator[None]:
     """No component may log an error about us during a test that does not say that it provokes one."""
+    noise: list[str] = request.getfixturevalue("noise") if "noise" in request.fixturenames else []
     offsets = {name: cluster.log(name).stat().st_size for name in WATCHED}
     yield
     if "errors_expected" in request.fixturenames:
