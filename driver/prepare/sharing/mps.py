@@ -24,7 +24,7 @@ from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord
 from driver.prepare.sharing.daemons import DaemonError, DaemonSettings, MpsDaemons
 from driver.prepare.sharing.limits import pinned_limits
-from driver.prepare.sharing.modes import gives_up, set_mode
+from driver.prepare.sharing.modes import FORMER_MODE, change_mode, former_mode, gives_up, set_mode
 from driver.prepare.sharing.shares import share_of
 from driver.prepare.steps import StepDefaults, Work
 from native.commands import CommandError, Deadline
@@ -131,7 +131,7 @@ class MpsStep(StepDefaults):
             made = _planned(work, *group)
             work.record = work.record.with_devices(
                 tuple(
-                    device.with_data(MPS, made[device.cdi_device].to_data()) if device.cdi_device in made else device
+                    _with_plan(device, made[device.cdi_device]) if device.cdi_device in made else device
                     for device in work.record.devices
                 )
             )
@@ -142,7 +142,7 @@ class MpsStep(StepDefaults):
         for settings, devices in _daemons(work.record):
             for device in devices:
                 if device.partition is None:
-                    self._exclude(device, deadline)
+                    self._exclude(work, device, deadline)
             try:
                 self._daemons.start(settings, deadline)
             except DaemonError as error:
@@ -160,7 +160,7 @@ class MpsStep(StepDefaults):
         )
 
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
-        """End the daemons that no other claim uses, and open their GPUs for all processes again."""
+        """End the daemons that no other claim uses, and give their GPUs the compute mode back that they had."""
         deadline = Deadline(self._seconds)
         still = {settings.id for other in others for settings, _ in _daemons(other)}
         for settings, devices in _daemons(record):
@@ -171,7 +171,7 @@ class MpsStep(StepDefaults):
             except DaemonError as error:
                 raise ClaimError(f"MPS of claim {record.ref}: {error}", Reason.DEVICE_NOT_READY) from error
             for uuid in dict.fromkeys(device.uuid for device in devices if device.partition is None):
-                self._open(uuid, deadline)
+                self._open(uuid, former_mode(record, uuid, MPS) or ComputeMode.DEFAULT, deadline)
 
     def serves(self, record: ClaimRecord) -> bool:
         """Whether the claim's daemons run: a container that starts without them would find its GPU closed."""
@@ -225,9 +225,9 @@ class MpsStep(StepDefaults):
             ),
         )
 
-    def _exclude(self, device: DeviceRecord, deadline: Deadline) -> None:
+    def _exclude(self, work: Work, device: DeviceRecord, deadline: Deadline) -> None:
         try:
-            set_mode(self._smi, device.uuid, ComputeMode.EXCLUSIVE_PROCESS, deadline)
+            change_mode(self._smi, work, device.uuid, MPS, ComputeMode.EXCLUSIVE_PROCESS, deadline)
         except NotSupportedError as error:
             log.warning("GPU %s keeps its compute mode, so processes outside of MPS can use it: %s", device.uuid, error)
             self._closed[device.uuid] = math.inf  # and will not be asked again
@@ -253,10 +253,10 @@ class MpsStep(StepDefaults):
         self._closed[uuid] = time.monotonic()
         return True
 
-    def _open(self, uuid: str, deadline: Deadline) -> None:
+    def _open(self, uuid: str, mode: ComputeMode, deadline: Deadline) -> None:
         self._closed.pop(uuid, None)
         try:
-            set_mode(self._smi, uuid, ComputeMode.DEFAULT, deadline)
+            set_mode(self._smi, uuid, mode, deadline)
         except NotSupportedError:
             return
         except CommandError as error:
@@ -265,6 +265,12 @@ class MpsStep(StepDefaults):
                     f"the compute mode of GPU {uuid} cannot be set back after MPS: {error}", Reason.DEVICE_NOT_READY
                 ) from error
             log.warning("the compute mode of GPU %s is left as it is: %s", uuid, error)
+
+
+def _with_plan(device: DeviceRecord, planned: MpsRecord) -> DeviceRecord:
+    """The device with what is planned; the mode that its GPU had before stays known."""
+    former = device.data.get(MPS, {}).get(FORMER_MODE)
+    return device.with_data(MPS, planned.to_data() if former is None else {**planned.to_data(), FORMER_MODE: former})
 
 
 def _groups(work: Work) -> Iterator[tuple[MpsConfig, list[DeviceRecord]]]:

@@ -7,6 +7,7 @@ was set for everybody broke all pods on GPUs without the feature).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Final
 from driver.prepare.config import DeviceConfig, GpuConfig, Interval, Strategy
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord
-from driver.prepare.sharing.modes import gives_up, set_mode
+from driver.prepare.sharing.modes import FORMER_MODE, change_mode, former_mode, gives_up, set_mode
 from driver.prepare.steps import StepDefaults, Work
 from native.commands import CommandError, Deadline
 from native.smi import ComputeMode, NotSupportedError, NvidiaSmi
@@ -23,7 +24,7 @@ from native.smi import ComputeMode, NotSupportedError, NvidiaSmi
 log = logging.getLogger(__name__)
 
 TIME_SLICE: Final = "timeSlice"
-"""The step's name; its data is ``{"interval": "Long"}`` on each whole GPU that is to have it."""
+"""The step's name; its data is ``{"interval": "Long", "formerMode": "DEFAULT"}`` on each whole GPU that has it."""
 LEVELS: Final[Mapping[str, int]] = {interval.value: level for level, interval in enumerate(Interval)}
 """As nvidia-smi counts them: 0 to 3 in the order of ``Interval``."""
 _RECHECK_SECONDS: Final = 600.0
@@ -66,7 +67,7 @@ class TimeSliceStep(StepDefaults):
         deadline = Deadline(self._seconds)
         for device, interval in _wanted(work.record):
             try:
-                set_mode(self._smi, device.uuid, ComputeMode.DEFAULT, deadline)
+                change_mode(self._smi, work, device.uuid, TIME_SLICE, ComputeMode.DEFAULT, deadline)
                 self._smi.set_time_slice(device.uuid, LEVELS[interval], deadline)
             except NotSupportedError as error:
                 if interval != Interval.DEFAULT:
@@ -96,15 +97,20 @@ class TimeSliceStep(StepDefaults):
                 continue
             self._seen.pop(uuid, None)
             try:
-                self._smi.set_time_slice(uuid, LEVELS[Interval.DEFAULT], deadline)
-            except NotSupportedError:
-                continue
+                self._set_back(uuid, former_mode(record, uuid, TIME_SLICE), deadline)
             except CommandError as error:
                 if not gives_up(error):
                     raise ClaimError(
                         f"the time slice of GPU {uuid} cannot be set back: {error}", Reason.DEVICE_NOT_READY
                     ) from error
                 log.warning("the time slice of GPU %s is left as it is: %s", uuid, error)
+
+    def _set_back(self, uuid: str, mode: ComputeMode | None, deadline: Deadline) -> None:
+        with contextlib.suppress(NotSupportedError):
+            self._smi.set_time_slice(uuid, LEVELS[Interval.DEFAULT], deadline)
+        if mode is not None and mode is not ComputeMode.DEFAULT:
+            with contextlib.suppress(NotSupportedError):
+                set_mode(self._smi, uuid, mode, deadline)
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Always: nvidia-smi has said so, and which of the GPUs others want sliced only ``undo`` knows."""
@@ -131,7 +137,9 @@ def _with_interval(device: DeviceRecord, config: DeviceConfig | None) -> DeviceR
         return device
     if config.sharing.strategy is not Strategy.TIME_SLICING:
         return device
-    return device.with_data(TIME_SLICE, {"interval": str(config.sharing.interval or Interval.DEFAULT)})
+    former = device.data.get(TIME_SLICE, {}).get(FORMER_MODE)
+    kept = {} if former is None else {FORMER_MODE: former}
+    return device.with_data(TIME_SLICE, {"interval": str(config.sharing.interval or Interval.DEFAULT), **kept})
 
 
 def _wanted(record: ClaimRecord) -> Iterator[tuple[DeviceRecord, str]]:
