@@ -1,4 +1,4 @@
-"""``python -m hack.autoscaler REPOSITORY``: build the program, ask it, write the golden answers."""
+"""``python -m hack.autoscaler golden|build``: ask the autoscalers' own code, or build the autoscalers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,46 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hack.autoscaler import programs
 from hack.autoscaler.build import CLUSTER_AUTOSCALER, KARPENTER, BuildError, build
 from hack.autoscaler.questions import questions
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "data" / "autoscaler" / "golden.json"
+CORE = "a clone of kubernetes-sigs/cluster-autoscaler (bare or not)"
 
 
 def main() -> int:
-    """Write the file; 2 where the program cannot be built."""
-    parser = argparse.ArgumentParser(prog="python -m hack.autoscaler", description=__doc__)
-    parser.add_argument("repository", type=Path, help="a git directory of kubernetes-sigs/cluster-autoscaler")
+    """Run one verb; 2 with a sentence on standard error where something cannot be built."""
+    arguments = _parser().parse_args()
     try:
-        binary = build(parser.parse_args().repository)
+        if arguments.verb == "golden":
+            return _golden(arguments.core)
+        if arguments.name == "karpenter":
+            print(programs.karpenter(_say))
+        else:
+            print(programs.cluster_autoscaler(arguments.core, arguments.autoscaler, _say))
     except BuildError as error:
         print(error, file=sys.stderr)
         return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hack.autoscaler", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    golden = verbs.add_parser("golden", help="write tests/data/autoscaler/golden.json anew")
+    golden.add_argument("core", type=Path, metavar="CORE", help=CORE)
+    names = verbs.add_parser("build", help="build one of the autoscalers into ~/.cache/gpudra, print its path")
+    chosen = names.add_subparsers(dest="name", required=True, metavar="NAME")
+    chosen.add_parser("karpenter", help="from the Go module proxy")
+    core = chosen.add_parser("cluster-autoscaler", help="from two clones")
+    core.add_argument("core", type=Path, metavar="CORE", help=CORE)
+    core.add_argument("autoscaler", type=Path, metavar="AUTOSCALER", help="a clone of kubernetes/autoscaler")
+    return parser
+
+
+def _golden(repository: Path) -> int:
+    binary = build(repository)
     asked = questions()
     text = "\n".join(json.dumps(question) for question in asked)
     done = subprocess.run([str(binary)], input=text, capture_output=True, text=True, check=True)
@@ -34,6 +59,10 @@ def main() -> int:
     GOLDEN.write_text(f'{{"versions": {json.dumps(versions)}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")
     print(f"{len(cases)} answers in {GOLDEN}")
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,12 @@ def device_class(name: str, *expressions: str) -> JSON:
 
 
 def request(name: str = "gpus", device_class: str = DRIVER, *expressions: str, **fields: Any) -> JSON:
-    """One request for exactly what it says."""
+    """One request for exactly what it says, with the defaults that the API server fills in."""
     selectors = [{"cel": {"expression": expression}} for expression in expressions]
-    exactly = {"deviceClassName": device_class, **({"selectors": selectors} if selectors else {}), **fields}
-    return {"name": name, "exactly": exactly}
+    mode = fields.get("allocationMode", "ExactCount")
+    number = {"count": 1} if mode == "ExactCount" else {}
+    exactly = {"deviceClassName": device_class, "allocationMode": mode, **number, **fields}
+    return {"name": name, "exactly": exactly | ({"selectors": selectors} if selectors else {})}
 
 
 def claim(

@@ -124,6 +124,17 @@ def test_the_same_devices_are_given_on_the_imaginary_node(slices: list[JSON], na
 
 
 def test_the_corpus_holds_claims_that_fit_and_claims_that_do_not() -> None:
-    for slices in (WHOLE, DIVIDED):
-        answers = {name: decided(slices, "node-a", wanted, 37)[0] for name, wanted in CORPUS.items()}
-        assert set(answers.values()) == {True, False}
+    answers = {
+        name: [decided(slices, "node-a", wanted, 37)[:2] for slices in (WHOLE, DIVIDED)]
+        for name, wanted in CORPUS.items()
+    }
+
+    assert {kind for both in answers.values() for _, kind in both} == {""}  # none is refused for how it is written
+    never = {name for name, both in answers.items() if not any(fits for fits, _ in both)}
+    assert never == {
+        "nine",
+        "two by model",
+        "five of a NUMA node",
+        "three halves of a GPU",
+        "a half and two wholes",
+    }
