@@ -121,5 +121,5 @@ def page() -> str:
         f"| {code} | {Severity(xid.severity).name.lower()} | {xid.name} | {xid.action} |" for code, xid in XIDS.items()
     ]
     lines += ["", _DIFFERENCES, "| XIDs | why |", "|---|---|"]
-    lines += [f"| {', '.join(map(str, codes))} | {why} |" for codes, why in DIFFERENCES]
+    lines += [f"| {', '.join(map(str, one.codes))} | {one.why} |" for one in DIFFERENCES]
     return "\n".join(lines) + "\n"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,13 @@ class Xid(msgspec.Struct, frozen=True):
     severity: Severity
     action: str
     """What to do, as a clause for a message."""
+
+
+class Difference(NamedTuple):
+    """Codes that are judged otherwise than NVIDIA's catalogue suggests."""
+
+    codes: tuple[int, ...]
+    why: str
 
 
 _RESTART: Final = "restart the application"
@@ -146,37 +153,39 @@ _ROWS: Final[tuple[tuple[int, str, Severity, str], ...]] = (
 XIDS: Final[Mapping[int, Xid]] = {row[0]: Xid(*row) for row in sorted(_ROWS)}
 """Code -> what is known of it, in the order of the codes."""
 
-DIFFERENCES: Final[tuple[tuple[tuple[int, ...], str], ...]] = (
-    (
+DIFFERENCES: Final = (
+    Difference(
         (12, 42, 47, 65, 73, 142),
         "the catalogue expects none of them on Ampere and newer, or asks for support; as for the other engines of a "
         "channel, only the application that used it is hit",
     ),
-    (
+    Difference(
         (109,),
-        "the catalogue resets the GPU; a context switch that takes too long is a kernel's fault far more often, both of "
-        "NVIDIA's Kubernetes drivers pass over it, and a GPU that does hang is found by the probe and by the driver's "
-        "own recovery action",
+        "the catalogue resets the GPU; a context switch that takes too long is a kernel's fault far more often, both "
+        "of NVIDIA's Kubernetes drivers pass over it, and a GPU that does hang is found by the probe and by the "
+        "driver's own recovery action",
     ),
-    ((125,), "the catalogue asks for support; the InfoROM's file system has no part in computing"),
-    (
+    Difference((125,), "the catalogue asks for support; the InfoROM's file system has no part in computing"),
+    Difference(
         (155,),
         "the catalogue resets the GPU; a link that is put to sleep on purpose is reported by this number too, and one "
         "that stays down is seen by the probe",
     ),
-    (
+    Difference(
         (156,),
-        "the catalogue resets the GPU; the faulty unit is out of use already and its retirement waits for a reset, as a "
-        "row's remapping does (63)",
+        "the catalogue resets the GPU; the faulty unit is out of use already and its retirement waits for a reset, as "
+        "a row's remapping does (63)",
     ),
-    (
+    Difference(
         (162, 163, 164, 165, 168),
         "the catalogue names no action; they tell of power smoothing and of the memory's size, and the GPU computes as "
         "before",
     ),
-    ((169,), "the catalogue names no action; it resets the GPU for the other microcontroller that halts (62)"),
+    Difference(
+        (169,), "the catalogue names no action; it resets the GPU for the other microcontroller that halts (62)"
+    ),
 )
-"""Codes, and why their severity is on purpose another one than follows from the catalogue's immediate action."""
+"""All of them: the severity follows from the catalogue's immediate action elsewhere."""
 
 
 def describe(code: int) -> Xid:

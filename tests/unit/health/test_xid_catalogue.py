@@ -37,7 +37,7 @@ FOLLOWS: dict[str, set[Severity]] = {
 }
 """Immediate action of the catalogue -> severities that follow from it."""
 ROWS = {int(code): action for code, action in CATALOGUE["immediateAction"].items()}
-ON_PURPOSE = {code for codes, _ in DIFFERENCES for code in codes}
+ON_PURPOSE = {code for one in DIFFERENCES for code in one.codes}
 
 
 @pytest.mark.bug("B104")
