@@ -28,14 +28,16 @@ CLAIMS = f"{RESOURCES}/namespaces/default/resourceclaims"
 PATIENCE = 30.0
 
 
-def until(condition: Callable[[], Any], what: str, alive: Callable[[], bool] = lambda: True) -> Any:
-    """Wait until the condition gives something true, and give that."""
+def until(
+    condition: Callable[[], Any], what: str, alive: Callable[[], bool] = lambda: True, *, every: float = 0.02
+) -> Any:
+    """Wait until the condition gives something true, asking ``every`` so many seconds, and give that."""
     deadline = time.monotonic() + PATIENCE
     pause = threading.Event()
     while not (value := condition()):
         assert alive(), f"the agent ended while waiting for: {what}"
         assert time.monotonic() < deadline, f"not in {PATIENCE} s: {what}"
-        pause.wait(0.02)
+        pause.wait(every)
     return value
 
 
@@ -46,6 +48,7 @@ class Scene:
         self.folder = folder
         self.server = server
         self.node = node
+        self.url = server.url  # known also while it is stopped
         self.client: KubeClient = server.client()
         self.registry = folder / "plugins_registry"
         self.plugins = folder / "plugins"
@@ -56,6 +59,8 @@ class Scene:
         self.log = folder / "agent.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.registrations = 0
+        self.environment: dict[str, str] = {}
+        """What the agent has in its environment beside the test's own."""
         self.client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
         self.client.create(
             f"{RESOURCES}/deviceclasses",
@@ -72,7 +77,7 @@ class Scene:
         self.registrations = len(self.logged("the kubelet has registered the plugin"))
         settings: dict[str, object] = {
             "node_name": NODE,
-            "api_server": self.server.url,
+            "api_server": self.url,
             "plugins_dir": self.plugins,
             "registry_dir": self.registry,
             "cdi_dir": self.cdi,
@@ -88,7 +93,12 @@ class Scene:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "driver.cli.main", "agent", *arguments],
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "GPUDRA_MOCK_QUIET": "1"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                    "GPUDRA_MOCK_QUIET": "1",
+                    **self.environment,
+                },
             )
 
     def alive(self) -> bool:
