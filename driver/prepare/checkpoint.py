@@ -1,17 +1,14 @@
 """The checkpoint file: what is prepared on this node, durable before it is acted upon.
 
-Every change is a whole file: written beside the current one, synced, renamed, the folder synced. The two syncs are most
-of what a change costs, and are left out where the state of before would do after a loss of power. Changes that arrive
-while a write is under way go out together in the next one. The file before the last change is kept as a second copy;
-the one before that is what the next change is written into, because a file system takes longer to free a file and to
-make another one than to write.
+Every change is the whole state, written over the oldest of a few (``driver.prepare.slots``). Waiting for the disk is
+most of what a change costs, and is left out where the state of before would do after a loss of power. Changes that
+arrive while a write is under way go out together in the next one.
 A damaged file is set aside and never deleted; one that cannot be read at all (I/O error, permission, later version)
 stops everything that would need it: nothing is handed out on a guess.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
@@ -25,11 +22,10 @@ from driver.model import Problem
 from driver.prepare import envelope, files
 from driver.prepare.errors import ClaimError, Reason, storage_error
 from driver.prepare.records import ClaimRecord, Phase
+from driver.prepare.slots import MAX_BYTES, Line, SlotFile
 
 FILE_NAME = "checkpoint.json"
-_MAX_BYTES = 64 * 1024 * 1024
-_RESERVE_BYTES = (64 * 1024, 16 * 1024, 4 * 1024)
-"""As much as the file system still gives."""
+_WITHHELD = "Devices in doubt are withheld until their claims are gone"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -50,16 +46,31 @@ class _Change(msgspec.Struct):
     """None once the change is written."""
 
 
+def stored(folder: Path) -> envelope.State | None:
+    """The newest sound state in the file of a state folder, without a lock or a change; None: there is none.
+
+    Raises:
+        envelope.TooNewError: a later version of the driver wrote it.
+        OSError: the file cannot be read.
+    """
+    file = SlotFile(folder / FILE_NAME)
+    try:
+        sound, _ = _sort(file.read())
+    except (FileNotFoundError, files.NotAFileError, files.TooLargeError):
+        return None
+    finally:
+        file.close()
+    return max(sound, key=lambda state: state.sequence, default=None)
+
+
 class Checkpoint:
     """The records of one state folder. Safe to use from several threads; several processes need a lock around it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
-        self._previous = folder / f"{FILE_NAME}.previous"
-        self._temporary = folder / f"{FILE_NAME}.tmp"
-        self._reserve = folder / f"{FILE_NAME}.reserve"
+        self._file = SlotFile(self.path)
         self._state = envelope.State()
-        self._identity: tuple[int, int, int] | None = None
+        self._gone = False
         self._loaded = False
         self._queue: list[_Change] = []
         self._queue_lock = threading.Lock()
@@ -75,23 +86,27 @@ class Checkpoint:
         """The boot in which the file was last written."""
         return self._state.boot_id
 
-    def refresh(self) -> Loaded | None:
+    def refresh(self, boot_id: str | None) -> Loaded | None:
         """Read the file if it is not the one read or written last (another process may have written). None: it was.
+
+        Args:
+            boot_id: of the running system. Of what an earlier boot was writing when it ended nothing is in use by now.
 
         Raises:
             ClaimError: StateUnavailable, retryable: the file cannot be read, set aside or must not be touched.
         """
         with self._writer:
-            identity = self._identify()
-            if self._loaded and self._identity == identity:
+            if self._loaded and self._file.is_known():
                 return None
-            if self._loaded and identity is None:
-                self._identity = None
+            if self._loaded and not self._file.is_there():
+                self._file.close()
+                gone, self._gone = self._gone, True
+                if gone:
+                    return None
                 message = "the checkpoint was removed while the driver runs; it is written again with the next change"
                 return Loaded(problems=(Problem(str(self.path), message),))
             self._loaded = False
-            outcome = self._load()
-            self._identity = self._identify()
+            outcome = self._load(boot_id)
             self._loaded = True
             return outcome
 
@@ -113,7 +128,7 @@ class Checkpoint:
         Args:
             records: the changes; no two calls at the same time may be about one UID.
             boot_id: of the running system.
-            frees: the change leads to less being held, and may use the space that is reserved for a full disk.
+            frees: the change leads to less being held; on a full disk it is written although others are not.
             sync: wait until the disk has them. False: they outlive this process, and as a rule also a machine that
                 loses its power, which then may find the state of before them.
 
@@ -133,26 +148,27 @@ class Checkpoint:
         with self._queue_lock:
             batch, self._queue = self._queue, []
         try:
-            failed = self._attempt(batch, boot_id, reserve=False)
+            failed = self._attempt(batch, boot_id)
             if failed is not None and failed.errno in _FULL:
-                self._attempt([change for change in batch if change.frees], boot_id, reserve=True)
+                # What only takes away fits into the place that is there.
+                self._attempt([change for change in batch if change.frees], boot_id)
         finally:
             for change in batch:
                 change.done = True
 
-    def _attempt(self, batch: list[_Change], boot_id: str | None, *, reserve: bool) -> OSError | None:
+    def _attempt(self, batch: list[_Change], boot_id: str | None) -> OSError | None:
         if not batch:
             return None
         error = None
         try:
-            self._write(batch, boot_id, reserve=reserve)
+            self._write(batch, boot_id)
         except OSError as failed:
             error = failed
         for change in batch:
             change.error = error
         return error
 
-    def _write(self, batch: list[_Change], boot_id: str | None, *, reserve: bool) -> None:
+    def _write(self, batch: list[_Change], boot_id: str | None) -> None:
         records = dict(self._state.records)
         for change in batch:
             for uid, record in change.records.items():
@@ -163,150 +179,114 @@ class Checkpoint:
         state = msgspec.structs.replace(
             self._state, records=MappingProxyType(records), boot_id=boot_id, sequence=self._state.sequence + 1
         )
-        data = envelope.encode(state)
-        sync = any(change.sync for change in batch)
-        if reserve:
-            self._fill_reserve(data)
-        elif sync or not self._write_unsynced(data):
-            self._reuse_previous()
-            files.write_over(self._temporary, data, 0o600)
-            sync = True
-        self._keep_previous()
-        files.replace(self._temporary, self.path, sync=sync)
+        self._file.write(state.sequence, envelope.encode(state), sync=any(change.sync for change in batch))
         self._state = state
-        self._identity = self._identify()
-        self._make_reserve()
+        self._gone = False
 
-    def _write_unsynced(self, data: bytes) -> bool:
-        """Write the temporary file without waiting for the disk; False: the disk is full.
-
-        Never into an old file: its blocks could come back after a loss of power, as a sound file that is too old.
-        """
+    def _load(self, boot_id: str | None) -> Loaded:
+        self._gone = False
         try:
-            files.write_new(self._temporary, data, 0o600, sync=False)
-        except OSError as error:
-            if error.errno in _FULL:
-                return False
-            raise
-        return True
-
-    def _reuse_previous(self) -> None:
-        """Let the second copy become the temporary file; the current file is about to become the second copy.
-
-        Not where there is no current file: the second copy may be all there is.
-        """
-        if self._identity is not None:
-            with contextlib.suppress(OSError):  # there is none, or it cannot be moved: a new file is made
-                self._previous.rename(self._temporary)
-
-    def _keep_previous(self) -> None:
-        """Keep the current file under a second name. It is a help after damage, so a failure stops nothing.
-
-        A crash between the two calls leaves no second copy beside a sound first one.
-        """
-        if self._identity is None:
-            return  # there is no current file, and the second copy may be all there is
-        with contextlib.suppress(OSError):
-            try:
-                os.link(self.path, self._previous)
-            except FileExistsError:  # as a rule the temporary file has been made of it
-                self._previous.unlink()
-                os.link(self.path, self._previous)
-
-    def _make_reserve(self) -> None:
-        """Hold blocks back, so that claims can be undone on a full disk."""
-        if self._reserve.exists():
-            return
-        # The write that matters is done; where this fails, the next write tries again.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                if not any(_allocate(descriptor, size) for size in _RESERVE_BYTES):
-                    self._reserve.unlink()
-            finally:
-                os.close(descriptor)
-
-    def _fill_reserve(self, data: bytes) -> None:
-        """Write into the blocks that were held back and make them the temporary file."""
-        descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            files.write_all(descriptor, data)
-            os.ftruncate(descriptor, len(data))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        self._reserve.rename(self._temporary)
-
-    def _identify(self) -> tuple[int, int, int] | None:
-        try:
-            status = self.path.lstat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
-
-    def _load(self) -> Loaded:
-        try:
-            self._state = envelope.decode(files.read_regular(self.path, _MAX_BYTES))
+            lines = self._file.read()
         except FileNotFoundError:
-            return self._fall_back("is missing", aside=None)
+            self._gone = True
+            self._state = envelope.State()
+            return Loaded(complete=False)
         except OSError as error:
             raise self._unavailable(
                 f"cannot be read: {error.strerror}", "mend the file system or its permissions"
             ) from error
+        except (files.NotAFileError, files.TooLargeError) as error:
+            return self._lost(str(error))
+        try:
+            sound, damaged = _sort(lines)
         except envelope.TooNewError as error:
             raise self._unavailable(
                 str(error), "run that version again, or unprepare all claims with it first"
             ) from error
-        except (envelope.DamagedError, files.NotAFileError, files.TooLargeError) as error:
-            return self._fall_back(f"is damaged ({error})", aside=self._set_aside())
-        return Loaded(problems=tuple(_doubts(self.path, self._state)))
+        if not sound:
+            return self._lost(next(iter(damaged.values()), "it is empty"))
+        self._state = max(sound, key=lambda state: state.sequence)
+        newer = [why for line, why in damaged.items() if _may_be_newer(line, self._state, lines)]
+        if not newer:
+            return Loaded(problems=tuple(_doubts(self.path, self._state)))
+        if boot_id is not None and self._state.boot_id not in (None, boot_id):
+            message = f"the last change before this boot was not whole ({newer[0]}); going on with the one before"
+            return Loaded(problems=(Problem(str(self.path), message), *_doubts(self.path, self._state)))
+        return self._fall_back(newer[0])
 
-    def _set_aside(self) -> Path:
-        number = 1
-        while os.path.lexists(self.path.with_name(f"{FILE_NAME}.damaged-{number}")):
-            number += 1
-        aside = self.path.with_name(f"{FILE_NAME}.damaged-{number}")
+    def _lost(self, why: str) -> Loaded:
+        """Nothing of the file is of use."""
+        aside = self._aside()
         try:
+            self._file.close()
             self.path.rename(aside)
             files.sync_folder(self.path.parent)
         except OSError as error:
-            raise self._unavailable(
-                f"is damaged and cannot be set aside: {error.strerror}", "mend the file system or its permissions"
-            ) from error
+            raise self._not_set_aside(error) from error
+        self._state = envelope.State()
+        message = (
+            f"the checkpoint is damaged ({why}), it is kept as {aside.name}; going on with what the CDI folder tells"
+        )
+        return Loaded(problems=(Problem(str(self.path), f"{message}. {_WITHHELD}"),), complete=False)
+
+    def _fall_back(self, why: str) -> Loaded:
+        """Go on with the state of before the last change, every record of it in doubt."""
+        aside = self._aside()
+        try:
+            files.write_new(aside, files.read_regular(self.path, MAX_BYTES), 0o600)
+        except (OSError, files.NotAFileError, files.TooLargeError) as error:
+            raise self._not_set_aside(error) from error
+        doubt = "the checkpoint is damaged; this is its state of before the last change"
+        records = {uid: _in_doubt(record, doubt) for uid, record in self._state.records.items()}
+        self._state = msgspec.structs.replace(self._state, records=MappingProxyType(records))
+        message = (
+            f"the checkpoint is damaged ({why}), it is kept as {aside.name}; going on with its state of before the last"
+            f" change ({len(records)} claims, in doubt)"
+        )
+        return Loaded(problems=(Problem(str(self.path), f"{message}. {_WITHHELD}"),), complete=False)
+
+    def _aside(self) -> Path:
+        number = 1
+        while os.path.lexists(aside := self.path.with_name(f"{FILE_NAME}.damaged-{number}")):
+            number += 1
         return aside
 
-    def _fall_back(self, what: str, aside: Path | None) -> Loaded:
-        """Go on with the copy of before the last change, every record of it in doubt; with nothing if there is none."""
-        try:
-            state = envelope.decode(files.read_regular(self._previous, _MAX_BYTES))
-            help_from = f"going on with the copy of before the last change ({len(state.records)} claims, in doubt)"
-        except FileNotFoundError:
-            self._state = envelope.State()
-            if aside is None:
-                return Loaded(complete=False)
-            help_from = "there is no earlier copy; going on with what the CDI folder tells"
-        except (
-            OSError,
-            envelope.DamagedError,
-            envelope.TooNewError,
-            files.NotAFileError,
-            files.TooLargeError,
-        ) as error:
-            self._state = envelope.State()
-            help_from = f"the earlier copy is of no use either ({error}); going on with what the CDI folder tells"
-        else:
-            doubt = f"the checkpoint {what}; this is its state of before the last change"
-            records = {uid: _in_doubt(record, doubt) for uid, record in state.records.items()}
-            self._state = msgspec.structs.replace(state, records=MappingProxyType(records))
-        kept = f", it is kept as {aside.name}" if aside else ""
-        message = f"the checkpoint {what}{kept}; {help_from}. Devices in doubt are withheld until their claims are gone"
-        return Loaded(problems=(Problem(str(self.path), message),), complete=False)
+    def _not_set_aside(self, error: Exception) -> ClaimError:
+        cause = error.strerror if isinstance(error, OSError) else str(error)
+        return self._unavailable(
+            f"is damaged and cannot be set aside: {cause}", "mend the file system or its permissions"
+        )
 
     def _unavailable(self, what: str, remedy: str) -> ClaimError:
         return ClaimError(
             f"the checkpoint {self.path} {what}; nothing is prepared or unprepared until it can be used: {remedy}",
             Reason.STATE_UNAVAILABLE,
         )
+
+
+def _sort(lines: list[Line]) -> tuple[list[envelope.State], dict[Line, str]]:
+    """States that are sound, and the others with what is wrong; nothing of slots that never held one."""
+    sound, damaged = [], {}
+    for line in lines:
+        if not line.raw and line.number is not None:
+            continue
+        try:
+            sound.append(envelope.decode(line.raw))
+        except envelope.DamagedError as error:
+            damaged[line] = str(error)
+    return sound, damaged
+
+
+def _may_be_newer(line: Line, newest: envelope.State, lines: list[Line]) -> bool:
+    """Whether a damaged line may be a later state than the newest sound one.
+
+    It says so itself, where its beginning is sound. Where not, its place does: lines follow each other around the file,
+    so the place behind the newest holds the next one, or the one that is to be overwritten next.
+    """
+    number = envelope.number_of(line.raw)
+    if number is not None:
+        return number > newest.sequence
+    return line.number is None or line.number == (newest.sequence + 1) % len(lines)
 
 
 def _in_doubt(record: ClaimRecord, doubt: str) -> ClaimRecord:

@@ -1,16 +1,20 @@
 """The checkpoint's form on disk: one JSON object whose checksum covers the bytes of its data as they stand there.
 
-    {"checksum":"sha256:<64 hex digits>","data":{"version":1,"minReader":1,"sequence":7,"bootID":"...","claims":{...}}}
+    {"checksum":"sha256:<64 hex digits>","number":"7-<8 hex digits>","data":{"version":1,"minReader":1,"sequence":7,
+    "bootID":"...","claims":{...}}}
 
-The checksum is over stored bytes, never over an object that was serialised again: a field that one version adds or
-writes in another order cannot make the file look corrupt to another version. ``minReader`` is the oldest version of the
-form that may read it.
+``number`` is the sequence with a checksum of its own (CRC-32 of the checksum and the sequence), so that it can be told
+how new an object is whose data is damaged; the first versions wrote none. The other checksum is over stored bytes,
+never over an object that was serialised again: a field that one version adds or writes in another order cannot make the
+file look corrupt to another version. ``minReader`` is the oldest version of the form that may read it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
+import zlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -23,8 +27,9 @@ from driver.prepare.records import ClaimRecord, record_from_json, record_to_json
 VERSION = 1
 _HEAD = b'{"checksum":"sha256:'
 _MIDDLE = b'","data":'
-_TAIL = b"}\n"
+_TAIL = b"}"
 _DIGEST_LENGTH = 64
+_NUMBER = re.compile(rb'\A\{"checksum":"sha256:([0-9a-f]{64})","number":"([0-9]{1,20})-([0-9a-f]{8})')
 
 
 class DamagedError(Exception):
@@ -48,7 +53,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 def encode(state: State) -> bytes:
-    """The file's bytes."""
+    """One line, without a newline."""
     document: dict[str, object] = {"minReader": 1, **state.extra}
     document.update(
         version=VERSION,
@@ -57,11 +62,24 @@ def encode(state: State) -> bytes:
         claims={uid: record_to_json(record) for uid, record in state.records.items()},
     )
     data = msgspec.json.encode(document)
-    return b"".join((_HEAD, hashlib.sha256(data).hexdigest().encode(), _MIDDLE, data, _TAIL))
+    digest, number = hashlib.sha256(data).hexdigest().encode(), b"%d" % state.sequence
+    return b"".join((_HEAD, digest, b'","number":"', number, b"-", _crc(digest, number), _MIDDLE, data, _TAIL))
+
+
+def number_of(raw: bytes) -> int | None:
+    """The sequence that stands at the beginning of an object, whatever the rest is like; None: none that is sound."""
+    found = _NUMBER.match(raw)
+    if found is None or _crc(found[1], found[2]) != found[3]:
+        return None
+    return int(found[2])
+
+
+def _crc(digest: bytes, number: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(digest + b"-" + number)
 
 
 def decode(raw: bytes) -> State:
-    """Read a file's bytes. A record that cannot be read alone is kept in doubt and spoils no other.
+    """Read an object's bytes. A record that cannot be read alone is kept in doubt and spoils no other.
 
     Raises:
         DamagedError: not what any version wrote.
@@ -95,10 +113,15 @@ def decode(raw: bytes) -> State:
 def _checked(raw: bytes) -> bytes:
     if not raw:
         raise DamagedError("it is empty")
+    raw = raw.rstrip(b" \n")
     digest_end = len(_HEAD) + _DIGEST_LENGTH
-    data_start = digest_end + len(_MIDDLE)
-    if not raw.startswith(_HEAD) or raw[digest_end:data_start] != _MIDDLE or not raw.endswith(_TAIL):
+    numbered = _NUMBER.match(raw)
+    middle = numbered.end() if numbered else digest_end
+    data_start = middle + len(_MIDDLE)
+    if not raw.startswith(_HEAD) or raw[middle:data_start] != _MIDDLE or not raw.endswith(_TAIL):
         raise DamagedError(f"it is not a checkpoint, or only part of one ({len(raw)} bytes)")
+    if numbered and number_of(raw) is None:
+        raise DamagedError("the checksum of its number does not match")
     data = raw[data_start : -len(_TAIL)]
     if not hmac.compare_digest(hashlib.sha256(data).hexdigest().encode(), raw[len(_HEAD) : digest_end]):
         raise DamagedError("its checksum does not match its content")

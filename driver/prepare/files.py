@@ -47,36 +47,6 @@ def write_new(path: Path, data: bytes, mode: int, *, sync: bool = True) -> None:
         os.close(descriptor)
 
 
-def write_over(path: Path, data: bytes, mode: int) -> None:
-    """Write a file and sync it, into the one that stands at ``path`` if nobody else has a part in that.
-
-    A link, anything that is no regular file, and a file with a second name are replaced as in ``write_new``. On failure
-    nothing is left at ``path``.
-
-    Raises:
-        OSError: of the step that failed.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return write_new(path, data, mode)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            return write_new(path, data, mode)
-        os.fchmod(descriptor, mode)
-        write_all(descriptor, data)
-        os.ftruncate(descriptor, len(data))
-        os.fsync(descriptor)
-    except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
-    return None
-
-
 def write_all(descriptor: int, data: bytes) -> None:
     """Write all of ``data``; a short write goes on where it stopped."""
     view = memoryview(data)

@@ -105,7 +105,7 @@ class Session:
 
     def _load(self) -> None:
         with self._loading:
-            loaded = self._checkpoint.refresh()
+            loaded = self._checkpoint.refresh(self.boot_id)
             if loaded is None:
                 return
             problems = list(loaded.problems)

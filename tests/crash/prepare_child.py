@@ -39,7 +39,7 @@ def die_at_disk_call(nth: int) -> None:
 
         return wrapped
 
-    for name in ("open", "write", "fsync", "fchmod", "link", "posix_fallocate", "ftruncate"):
+    for name in ("open", "write", "pwrite", "fsync", "fdatasync", "fchmod"):
         setattr(os, name, counted(getattr(os, name)))
     for name in ("rename", "unlink", "mkdir", "chmod"):
         setattr(Path, name, counted(getattr(Path, name)))

@@ -52,7 +52,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingCalls]:
 
 
 @pytest.mark.bug("B63")
-@pytest.mark.parametrize(("call", "code"), [("write", errno.ENOSPC), ("fsync", errno.EIO), ("open", errno.EROFS)])
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("write", errno.ENOSPC),
+        ("pwrite", errno.EROFS),
+        ("fdatasync", errno.EIO),
+        ("fsync", errno.EIO),
+        ("open", errno.EROFS),
+    ],
+)
 @pytest.mark.parametrize("nth", range(1, 7))
 def test_whichever_write_of_a_prepare_fails_the_retry_gives_a_whole_result(
     node: FakeNode, calls: FailingCalls, call: str, code: int, nth: int
@@ -81,7 +90,16 @@ def test_whichever_write_of_a_prepare_fails_the_retry_gives_a_whole_result(
 
 
 @pytest.mark.bug("B63")
-@pytest.mark.parametrize(("call", "code"), [("write", errno.ENOSPC), ("fsync", errno.EIO), ("open", errno.EROFS)])
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("write", errno.ENOSPC),
+        ("pwrite", errno.EROFS),
+        ("fdatasync", errno.EIO),
+        ("fsync", errno.EIO),
+        ("open", errno.EROFS),
+    ],
+)
 @pytest.mark.parametrize("nth", range(1, 6))
 def test_whichever_write_of_an_unprepare_fails_the_retry_frees_everything(
     node: FakeNode, calls: FailingCalls, call: str, code: int, nth: int
@@ -100,11 +118,12 @@ def test_whichever_write_of_an_unprepare_fails_the_retry_frees_everything(
 @pytest.mark.bug("B63")
 def test_a_failed_write_is_reached_by_the_faults_of_these_tests(node: FakeNode, calls: FailingCalls) -> None:
     preparer = node.start()
-    for nth in range(1, 4):
-        # A full disk would be met by the third write, the result's, only to be got round in the next one.
-        calls.fail("write", errno.EIO, nth)
-        assert outcome(preparer, f"u{nth}", nth) is not None
+    assert outcome(preparer, "u0", 0) is None
+    for uid, call, nth in (("u1", "pwrite", 1), ("u2", "fdatasync", 1), ("u3", "write", 1), ("u4", "pwrite", 2)):
+        calls.fail(call, errno.EIO, nth)
+        assert outcome(preparer, uid, int(uid[1:])) is not None
         calls.mend()
+        assert outcome(preparer, uid, int(uid[1:])) is None  # and the checkpoint is a file of slots again
 
 
 @pytest.mark.bug("B63")
@@ -196,7 +215,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode != 0:
         pytest.skip(f"no right to mount: {mounted.stderr.strip()}")
     yield place
-    subprocess.run(["umount", str(place)], check=True)
+    subprocess.run(["umount", "--lazy", str(place)], check=True)  # the preparer still holds its file
 
 
 def fill(folder: Path) -> None:
@@ -224,10 +243,11 @@ def test_on_a_really_full_disk_claims_can_be_unprepared_and_none_is_half_prepare
         assert outcome(preparer, uid, index) is None
     fill(small_disk)
     error = outcome(preparer, "new", 7)
-    if error is None:  # the checkpoint had room for one more in the blocks that it has
-        assert not cdi_too
+    if not cdi_too:  # the checkpoint has room for many more in the blocks that it has
+        assert error is None
         uids.insert(0, "new")
     else:
+        assert error is not None
         assert error.reason is Reason.WRITE_FAILED
         assert "No space left on device" in str(error)
         assert "free space" in str(error)
