@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ class BuildError(Exception):
 
 
 def build(repository: Path) -> Path:
-    """Compile, unless it is there already.
+    """Compile, unless it is there already as it would be now.
 
     Args:
         repository: a git directory of kubernetes-sigs/cluster-autoscaler that has the commit.
@@ -35,8 +36,8 @@ def build(repository: Path) -> Path:
     Raises:
         BuildError: no Go, the commit is not there, the Go module proxy does not answer, or the compiler complains.
     """
-    binary = CACHE / "autoscaler"
-    if binary.exists():
+    binary, stamp = CACHE / "autoscaler", CACHE / "stamp"
+    if binary.exists() and stamp.exists() and stamp.read_text() == _stamp():
         return binary
     source = CACHE / "src"
     shutil.rmtree(source, ignore_errors=True)
@@ -47,7 +48,16 @@ def build(repository: Path) -> Path:
     shutil.copy(HERE / "go" / "main.go", source)
     _run(["go", "mod", "tidy"], source)
     _run(["go", "build", "-trimpath", "-o", str(binary), "."], source)
+    stamp.write_text(_stamp())
     return binary
+
+
+def _stamp() -> str:
+    """Changes whenever a build would give another program."""
+    digest = hashlib.sha256(repr((CLUSTER_AUTOSCALER, KARPENTER, KUBERNETES)).encode())
+    for name in ("main.go", "framework.go", "customresources.go", "cloudprovider.go", "scheduling.go"):
+        digest.update((HERE / "go" / name).read_bytes())
+    return digest.hexdigest()
 
 
 def _write_module(source: Path) -> None:

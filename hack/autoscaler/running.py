@@ -48,16 +48,17 @@ class Running:
         """
         deadline = time.monotonic() + timeout
         while True:
-            found = next((line for line in self.log.read_text(errors="replace").splitlines() if text in line), None)
+            ended = self.process.poll() is not None  # before its log is read: what it said last counts
+            lines = self.log.read_text(errors="replace").splitlines()
+            found = next((line for line in lines if text in line), None)
             if found is not None:
                 return found
-            try:
-                self.process.wait(_STEP)
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline:
-                    raise AssertionError(f"not within {timeout:.0f} s: {text!r} in\n{tail(self.log)}") from None
-            else:
+            if ended:
                 raise EndedError(tail(self.log))
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {timeout:.0f} s: {text!r} in\n{tail(self.log)}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_STEP)
 
 
 @contextlib.contextmanager
