@@ -2,62 +2,25 @@
 
 After the next start and the kubelet's repeated call everything is as it is where nothing has happened: the whole
 picture of the node is compared (``CrashNode.picture``), not this or that. The cells are generated from the table of
-steps; a step without a scenario fails here. The end is an exception at the point; ``test_crash_agents`` repeats it
-with real agents and SIGKILL.
+steps; a step without a scenario fails here. The end is an exception at the point; ``test_crash_kills`` repeats
+it with SIGKILL. ``GPUDRA_CRASH=all`` tries every cell; without it each point is tried with what is usual and one rarer
+thing in turn.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from driver.prepare import MigStep
 from driver.prepare.sharing.lazy import LazyStep
-from tests.support.crashnode import Crash, CrashNode, differences
+from tests.support.crashnode import Crash, differences
 from tests.support.crashscenarios import ALWAYS, SCENARIOS, Scenario, steps_of, table
-
-UID = "11111111-0000-4000-8000-000000000000"
-BYSTANDER = "22222222-0000-4000-8000-000000000000"
-
-
-class World:
-    """A node for one scenario on which the bystander is prepared, and pictures of it without any crash."""
-
-    def __init__(self, scenario: Scenario, base: Path, patch: pytest.MonkeyPatch) -> None:
-        self.node = node = CrashNode(base, scenario.settings, patch, scenario.boot)
-        life = node.restart()
-        self.document = scenario.claim(node, UID)
-        assert_prepared(life.prepare(scenario.bystander(node, BYSTANDER)))
-        self.prepare()  # links to the driver's libraries come with the first claim that needs them, and stay
-        self.unprepare()
-        self.unprepared = self.settled()
-        self.prepare()
-        self.prepared = self.settled()
-        self.unprepare()
-        assert not differences(self.settled(), self.unprepared), "a claim leaves nothing, also without a crash"
-
-    def prepare(self) -> None:
-        assert_prepared(self.node.life.prepare(self.document))
-
-    def unprepare(self) -> None:
-        assert self.node.life.unprepare(UID) == [None]
-
-    def settled(self) -> dict[str, Any]:
-        """The picture at the next reading of the node."""
-        self.node.life.read()
-        return self.node.picture()
-
-
-def assert_prepared(answers: list[object]) -> None:
-    assert all(isinstance(answer, tuple) for answer in answers), answers
-
+from tests.support.crashworld import UID, World, Worlds, worlds_of_a_module
 
 # what happens between the end of the driver and the kubelet's repeated call
 
@@ -131,36 +94,10 @@ def cells(*, every: bool) -> Iterator[Any]:
 CELLS = list(cells(every=os.environ.get("GPUDRA_CRASH") == "all"))
 
 
-class Worlds:
-    """Makes the world of a scenario; it serves all cells of the scenario as long as they leave it as it was."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._patch = patch
-        self._made: tuple[Scenario, World] | None = None
-
-    def of(self, scenario: Scenario) -> World:
-        if self._made is None or self._made[0] is not scenario:
-            self.end()
-            base = Path(tempfile.mkdtemp(prefix="c"))  # sockets of MPS daemons lie deep in it
-            self._made = scenario, World(scenario, base, self._patch)
-        return self._made[1]
-
-    def end(self) -> None:
-        made, self._made = self._made, None
-        if made is not None:
-            made[1].node.close()
-            shutil.rmtree(made[1].node.base)
-
-
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[Worlds]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPUDRA_MOCK_QUIET", "1")
-        for name in ("GPUDRA_MOCK_NODE", "GPUDRA_MOCK_DEV"):
-            patch.setenv(name, "")
-        made = Worlds(patch)
+    with worlds_of_a_module() as made:
         yield made
-        made.end()
 
 
 def test_every_step_of_the_table_has_a_scenario() -> None:
@@ -177,15 +114,15 @@ def test_every_point_of_the_table_is_in_a_cell() -> None:
 def test_a_scenario_names_the_steps_that_have_something_to_do_and_comes_to_their_points(
     worlds: Worlds, scenario: Scenario
 ) -> None:
-    world = worlds.of(scenario)
-    node = world.node
-    passed: list[str] = []
-    node.faults = passed.append
-    world.prepare()
-    record = next(one for one in node.life.preparer.prepared() if one.ref.uid == UID)
-    world.unprepare()
-    node.faults = None
-    steps = steps_of(node.life.preparer.plan)
+    with worlds.of(scenario) as world:
+        node = world.node
+        passed: list[str] = []
+        node.faults = passed.append
+        world.prepare()
+        record = next(one for one in node.life.preparer.prepared() if one.ref.uid == UID)
+        world.unprepare()
+        node.faults = None
+        steps = steps_of(node.life.preparer.plan)
     busy = {name for name, step in steps.items() if isinstance(step, LazyStep) and step.concerns(record)}
     busy |= {name for name, step in steps.items() if isinstance(step, MigStep) and step._concerns(record)}
     assert busy == scenario.steps
@@ -200,8 +137,7 @@ def test_a_scenario_names_the_steps_that_have_something_to_do_and_comes_to_their
 def test_nothing_shows_that_the_driver_was_killed(
     worlds: Worlds, scenario: Scenario, verb: str, point: str, afterwards: Callable[[World, str], None]
 ) -> None:
-    world = worlds.of(scenario)
-    try:
+    with worlds.of(scenario) as world:
         if verb == "prepare":
             world.node.die_at(point, world.prepare)
             afterwards(world, verb)
@@ -213,9 +149,6 @@ def test_nothing_shows_that_the_driver_was_killed(
             afterwards(world, verb)
         world.unprepare()
         assert differences(world.settled(), world.unprepared) == []
-    except BaseException:
-        worlds.end()
-        raise
 
 
 @pytest.mark.bug("B47")
@@ -224,15 +157,11 @@ def test_nothing_shows_that_the_driver_was_killed(
 def test_a_pod_that_is_deleted_meanwhile_leaves_nothing_wherever_its_prepare_ended(
     worlds: Worlds, scenario: Scenario, reboots: bool
 ) -> None:
-    for point in scenario.prepare_points(TABLE):
-        world = worlds.of(scenario)
-        try:
+    with worlds.of(scenario) as world:
+        for point in scenario.prepare_points(TABLE):
             world.node.die_at(point, world.prepare)
             if reboots:
                 world.node.reboot()
             world.node.restart()
             world.unprepare()
             assert differences(world.settled(), world.unprepared) == [], point
-        except BaseException:
-            worlds.end()
-            raise

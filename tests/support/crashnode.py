@@ -122,7 +122,7 @@ class CrashNode:
     """The node, its files below ``base``, and the driver that lives on it now.
 
     Args:
-        base: a short path, for sockets.
+        base: a short path, for sockets; a node that stands there already is taken as it is.
         settings: of the driver, beside the usual ones.
         patch: told how the driver's writes to sysfs are done.
         boot: what the administrator's services do at each boot, before the driver starts.
@@ -137,10 +137,10 @@ class CrashNode:
     ) -> None:
         self.base = base
         self._boot = boot
-        self.mock = MockNode.create(base / "node", PROFILE)
+        fresh = not (base / "node").exists()
+        self.mock = MockNode.create(base / "node", PROFILE) if fresh else MockNode.open(base / "node")
         self.mock.activate()
         bind_by_mock(self.mock, patch)
-        self.mock.nvidia_smi("-mig", "0")  # its capture was taken with the mode on
         root = self.mock.root
         self.settings = Settings(
             node_name=NODE,
@@ -156,7 +156,9 @@ class CrashNode:
             **settings,
         )
         self.faults: Callable[[str], None] | None = None
-        self._boot(self)
+        if fresh:
+            self.mock.nvidia_smi("-mig", "0")  # its capture was taken with the mode on
+            self._boot(self)
         self.life = Life(self)
 
     def passed(self, point: str) -> None:
