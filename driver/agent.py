@@ -384,9 +384,9 @@ class Agent:
     def _recover(self) -> None:
         before = self._preparer.prepared()
         report = self._preparer.recover()
-        for problem in report.problems:
-            if problem not in self._known_problems:
-                log.warning("%s: %s", problem.subject, problem.message)
+        problems = [problem for problem in report.problems if problem not in self._known_problems]
+        for problem in problems:
+            log.warning("%s: %s", problem.subject, problem.message)
         self._known_problems = frozenset(report.problems)
         for done, text in (
             (report.undone, "undid what was under way"),
@@ -396,9 +396,8 @@ class Agent:
             if done:
                 log.info(text, extra={"claims": done})
         self._offering.recovered(self._preparer.prepared)
-        known = {record.ref.uid: record.ref for record in self._preparer.prepared()}
         found = {"undone": report.undone, "remade": report.remade, "orphan": report.orphans}
-        self._scribe.tell(lambda scribe: scribe.recovered(found, known))
+        self._scribe.tell(lambda scribe: scribe.recovered(found, report.records, problems))
         self._scribe.tell(lambda scribe: scribe.claims())
         count_prepared(self._preparer.prepared(), self._metrics)
         for record in with_other_hardware(before, self._preparer.prepared()):

@@ -118,7 +118,8 @@ class ClaimHandler:
     def prepare(self, claims: Sequence[api.Claim]) -> Mapping[str, api.PrepareResult]:
         """Make the devices of each claim ready."""
         began = time.monotonic()
-        self._begin([_ref(claim.ref) for claim in claims], "prepare")
+        consumers = {claim.ref.uid: consumers_of(claim.document) for claim in claims}
+        self._begin([_ref(claim.ref) for claim in claims], "prepare", consumers)
         answers = self._preparer.prepare({claim.ref.uid: claim.document for claim in claims})
         results: dict[str, api.PrepareResult] = {}
         for claim in claims:
@@ -163,15 +164,17 @@ class ClaimHandler:
         self._ended([ref.uid for ref in claims], began)
         return {uid: None if answer is None else _error(answer) for uid, answer in answers.items()}
 
-    def _begin(self, refs: Sequence[ClaimRef], operation: str) -> None:
+    def _begin(
+        self, refs: Sequence[ClaimRef], operation: str, consumers: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         """Put down that work begins; not where there is none, as for a claim that is prepared already."""
         known = {record.ref.uid for record in self._preparer.prepared() if record.trusted or operation != "prepare"}
         for ref in refs:
             if (ref.uid in known) == (operation == "unprepare"):
-                self._began(ref, operation)
+                self._began(ref, operation, (consumers or {}).get(ref.uid, ()))
 
-    def _began(self, ref: ClaimRef, operation: str) -> None:
-        self._scribe.tell(lambda scribe: scribe.began(ref, operation))
+    def _began(self, ref: ClaimRef, operation: str, consumers: Sequence[str]) -> None:
+        self._scribe.tell(lambda scribe: scribe.began(ref, operation, consumers))
 
     def _failed(self, ref: ClaimRef, operation: str, error: ClaimError) -> None:
         self._scribe.tell(
@@ -189,6 +192,14 @@ class ClaimHandler:
 
 def _ref(ref: api.ClaimRef) -> ClaimRef:
     return ClaimRef(ref.namespace, ref.name, ref.uid)
+
+
+def consumers_of(document: api.JSON) -> list[str]:
+    """Who has a claim reserved: ``pods/train-0``, or a pod group."""
+    status = document.get("status")
+    reserved = status.get("reservedFor") if isinstance(status, dict) else None
+    entries = [one for one in reserved if isinstance(one, dict)] if isinstance(reserved, list) else []
+    return [f"{one.get('resource', '')}/{one.get('name', '')}" for one in entries]
 
 
 def device_statuses(record: ClaimRecord, condition: Condition = lambda _device: None) -> list[api.DeviceStatus]:

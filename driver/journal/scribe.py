@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from driver.journal.records import ClaimId, Kind
 from driver.journal.state import JournalState, claim_entry
 from driver.journal.writer import Draft
+from driver.prepare import Origin, Phase
+from driver.prepare.records import SHARE
 
 if TYPE_CHECKING:
     from driver.health.monitor import Heard
     from driver.health.verdicts import Verdict
     from driver.journal.writer import Journal
-    from driver.model import NodeInventory
-    from driver.prepare import ClaimRecord, ClaimRef
+    from driver.model import NodeInventory, Problem
+    from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord
 
 
 class Scribe:
@@ -52,8 +54,14 @@ class Scribe:
         self._journal.compare(compare)
 
     def ended(self) -> None:
-        """The agent ends in order."""
-        self._journal.record(Kind.AGENT_STOP)
+        """The agent ends in order; its sockets are gone."""
+
+        def compare(state: JournalState) -> Iterable[Draft]:
+            if state.agent.get("registered"):
+                yield Draft(Kind.UNREGISTER)
+            yield Draft(Kind.AGENT_STOP)
+
+        self._journal.compare(compare)
 
     def registered(self, *, ok: bool, error: str) -> None:
         """What the kubelet said."""
@@ -163,28 +171,52 @@ class Scribe:
 
         self._journal.compare(compare)
 
-    def began(self, ref: ClaimRef, operation: str) -> None:
-        """Work on a claim begins (``prepare`` or ``unprepare``)."""
+    def began(self, ref: ClaimRef, operation: str, consumers: Sequence[str] = ()) -> None:
+        """Work on a claim begins (``prepare`` or ``unprepare``).
+
+        Args:
+            consumers: who has it reserved, as ``pods/train-0``.
+        """
         kind = Kind.PREPARE if operation == "prepare" else Kind.UNPREPARE
-        self._journal.record(kind, claim=claim_id(ref), data={"step": "began"})
+        data: dict[str, Any] = {"step": "began"}
+        if consumers:
+            data["consumers"] = list(consumers)
+        self._journal.record(kind, claim=claim_id(ref), data=data)
 
     def failed(self, ref: ClaimRef, operation: str, *, reason: str, error: str, permanent: bool) -> None:
         """Work on a claim failed."""
         data = {"operation": operation, "reason": reason, "error": error, "permanent": permanent}
         self._journal.record(Kind.ERROR, claim=claim_id(ref), data=data)
 
-    def recovered(self, found: Mapping[str, Sequence[str]], refs: Mapping[str, ClaimRef]) -> None:
+    def recovered(
+        self,
+        found: Mapping[str, Sequence[str]],
+        records: Mapping[str, ClaimRecord],
+        problems: Sequence[Problem] = (),
+    ) -> None:
         """What a start or a change of the driver made necessary.
 
         Args:
             found: outcome (``undone``, ``remade``, ``orphan``) -> claim UIDs.
-            refs: names of the claims that are known.
+            records: claims as they were before, as far as they are known.
+            problems: what is newly found wrong, with a claim (``claim <ref>``) or the node.
         """
         for outcome, uids in found.items():
             for uid in uids:
-                ref = refs.get(uid)
-                claim = claim_id(ref) if ref is not None else ClaimId("", "", uid)
+                record = records.get(uid)
+                claim = claim_id(record.ref) if record is not None else ClaimId("", "", uid)
                 self._journal.record(Kind.RECOVER, claim=claim, data={"outcome": outcome})
+                for device in record.devices if record is not None else ():
+                    part = device.partition
+                    if part is not None and part.origin is not Origin.FOUND:
+                        data = {"outcome": outcome, "profile": part.profile}
+                        self._journal.record(Kind.MIG_RECONCILE, device=device.device, claim=claim, data=data)
+        subjects = {f"claim {record.ref}": record.ref for record in records.values()}
+        for problem in problems:
+            ref = subjects.get(problem.subject)
+            about = {} if ref is not None else {"subject": problem.subject}
+            data = {"outcome": "problem", **about, "error": problem.message}
+            self._journal.record(Kind.RECOVER, claim=None if ref is None else claim_id(ref), data=data)
 
     def swept(self, ref: ClaimRef, why: str, error: str | None) -> None:
         """A claim that is gone from the API server was unprepared (or could not be)."""
@@ -205,29 +237,54 @@ def claim_id(ref: ClaimRef) -> ClaimId:
 def claim_changes(state: JournalState, records: Sequence[ClaimRecord], seconds: Mapping[str, float]) -> Iterable[Draft]:
     """The records that lead from what the journal knows of the claims to what the checkpoint has."""
     now = claim_entries(records)
+    parts = {(record.ref.uid, share_name(one)): share_parts(one) for record in records for one in record.devices}
     for uid in sorted({*state.claims, *now}):
         before, after = state.claims.get(uid), now.get(uid)
         if before == after:
             continue
         entry = after or before or {}
         claim = ClaimId(entry["namespace"], entry["name"], uid)
-        data: dict[str, Any] = {"phase": after["phase"], "devices": after["devices"]} if after else {}
+        data: dict[str, Any] = (
+            {key: after[key] for key in ("phase", "devices", "shares") if key in after} if after else {}
+        )
         if before:
             data["before"] = before["phase"]
         if uid in seconds:
             data["seconds"] = round(seconds[uid], 4)
         kind = Kind.PREPARE if after and after["phase"] != "Unpreparing" else Kind.UNPREPARE
         yield Draft(kind, claim=claim, data=data)
+        had, has = set((before or {}).get("shares", ())), set((after or {}).get("shares", ()))
+        for share in sorted(has - had):
+            device, _, number = share.partition("/")
+            yield Draft(Kind.SHARE_GRANT, device, claim, {"share": number, **parts.get((uid, share), {})})
+        for share in sorted(had - has):
+            device, _, number = share.partition("/")
+            yield Draft(Kind.SHARE_RELEASE, device, claim, {"share": number})
 
 
 def claim_entries(records: Sequence[ClaimRecord]) -> dict[str, dict[str, Any]]:
-    """The claims of the checkpoint as the journal's state holds them."""
+    """The claims of the checkpoint as the journal's state holds them. A claim that is being prepared has no shares
+    yet."""
     return {
         record.ref.uid: claim_entry(
-            claim_id(record.ref), record.phase.value, sorted({device.device for device in record.devices})
+            claim_id(record.ref),
+            record.phase.value,
+            sorted({device.device for device in record.devices}),
+            sorted({share_name(one) for one in record.devices if one.share_id and record.phase is not Phase.PREPARING}),
         )
         for record in records
     }
+
+
+def share_name(device: DeviceRecord) -> str:
+    """A share of a device as the journal's state holds it."""
+    return f"{device.device}/{device.share_id}"
+
+
+def share_parts(device: DeviceRecord) -> dict[str, Any]:
+    """What a share is of its GPU: ``shares`` of ``of``, ``memory`` in bytes; what is not known is left out."""
+    data = device.data.get(SHARE, {})
+    return {key: data[key] for key in ("shares", "of", "memory") if isinstance(data.get(key), int)}
 
 
 def device_states(inventory: NodeInventory) -> dict[str, str]:

@@ -18,7 +18,7 @@ class JournalState(msgspec.Struct, omit_defaults=True):
     """The state at one moment. Not safe for threads; ``copy`` gives one of its own."""
 
     claims: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """Claim UID -> ``namespace``, ``name``, ``phase``, ``devices`` (names)."""
+    """Claim UID -> ``namespace``, ``name``, ``phase``, ``devices`` (names), ``shares`` (``<device>/<share id>``)."""
     devices: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """Device name -> ``state``, ``health``, ``cause``; what is not known is left out."""
     taints: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
@@ -78,12 +78,17 @@ def _claim(state: JournalState, record: Record) -> None:
     devices = record.data.get("devices")
     if not isinstance(devices, list):
         devices = known.get("devices", [])
-    state.claims[record.claim.uid] = claim_entry(record.claim, str(phase), devices)
+    shares = record.data.get("shares")
+    state.claims[record.claim.uid] = claim_entry(
+        record.claim, str(phase), devices, shares if isinstance(shares, list) else ()
+    )
 
 
-def claim_entry(claim: ClaimId, phase: str, devices: Iterable[Any]) -> dict[str, Any]:
-    """A claim as the state holds it."""
-    return {"namespace": claim.namespace, "name": claim.name, "phase": phase, "devices": list(devices)}
+def claim_entry(claim: ClaimId, phase: str, devices: Iterable[Any], shares: Iterable[Any] = ()) -> dict[str, Any]:
+    """A claim as the state holds it; ``shares`` only where there are any."""
+    entry = {"namespace": claim.namespace, "name": claim.name, "phase": phase, "devices": list(devices)}
+    held = list(shares)
+    return {**entry, "shares": held} if held else entry
 
 
 def _device(state: JournalState, record: Record) -> None:
@@ -156,6 +161,10 @@ def _register(state: JournalState, record: Record) -> None:
     state.agent = {**state.agent, "registered": record.data.get("ok") is True}
 
 
+def _unregister(state: JournalState, _record: Record) -> None:
+    state.agent = {**state.agent, "registered": False}
+
+
 def _settings(state: JournalState, record: Record) -> None:
     after = record.data.get("after")
     state.agent = {**state.agent, "settings": dict(after) if isinstance(after, Mapping) else {}}
@@ -174,5 +183,6 @@ _CHANGES: Mapping[str, Callable[[JournalState, Record], None]] = {
     Kind.AGENT_START: _start,
     Kind.AGENT_STOP: _stop,
     Kind.REGISTER: _register,
+    Kind.UNREGISTER: _unregister,
     Kind.SETTINGS: _settings,
 }

@@ -129,7 +129,7 @@ def _taint(data: Mapping[str, Any]) -> str:
 
 def _claim(data: Mapping[str, Any]) -> str:
     if "step" in data:
-        return str(data["step"])
+        return str(data["step"]) + (f" for {_word(data['consumers'])}" if data.get("consumers") else "")
     phase = data.get("phase")
     said = "gone" if phase is None else str(phase)
     if devices := data.get("devices"):

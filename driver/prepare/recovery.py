@@ -25,6 +25,8 @@ class Recovery(msgspec.Struct):
     orphans: list[str] = msgspec.field(default_factory=list)
     """CDI files of claims that nobody knows, removed."""
     problems: list[Problem] = msgspec.field(default_factory=list)
+    records: dict[str, ClaimRecord] = msgspec.field(default_factory=dict)
+    """Claim UID -> the record as it was before, of the claims that were undone or remade, or have a problem."""
 
 
 def recover(
@@ -68,10 +70,12 @@ def _recover_claim(context: _Context, record: ClaimRecord) -> None:
             context.shop.undo(record)
             context.session.commit({record.ref.uid: None}, frees=True)
             context.report.undone.append(record.ref.uid)
+            context.report.records[record.ref.uid] = record
         elif record.devices:
             _verify(context, record)
     except ClaimError as error:
         context.report.problems.append(Problem(f"claim {record.ref}", str(error)))
+        context.report.records[record.ref.uid] = record
         if record.phase is Phase.PREPARED:
             context.report.waiting.append(record.ref.uid)
 
@@ -95,6 +99,7 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
                 work.save(work.record)
             context.shop.plan.do(work)
             context.report.remade.append(uid)
+            context.report.records[uid] = record
     except ClaimError as error:
         if rebooted or isinstance(error, ReplacedError):
             context.shop.undo(record)  # a container that starts now must fail rather than get the wrong GPU

@@ -48,8 +48,8 @@ class Scribe:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 
-    def began(self, ref: ClaimRef, operation: str) -> None:
-        self.told.append(("began", ref.uid, operation))
+    def began(self, ref: ClaimRef, operation: str, consumers: Sequence[str] = ()) -> None:
+        self.told.append(("began", ref.uid, operation, *consumers))
 
     def failed(self, ref: ClaimRef, operation: str, *, reason: str, error: str, permanent: bool) -> None:
         self.told.append(("failed", ref.uid, operation, reason, error, permanent))

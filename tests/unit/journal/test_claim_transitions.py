@@ -33,6 +33,7 @@ class Agent:
         self.node = FakeNode(folder)
         self.make_journal = journal
         self.begin()
+        self.scribe.claims()
 
     def begin(self) -> None:
         self.preparer: Preparer = self.node.start()
@@ -41,7 +42,6 @@ class Agent:
         later: Later[Scribe] = Later()
         later.attach(self.scribe)
         self.handler = ClaimHandler(PatientPreparer(self.preparer, 0.0), Deferred(), scribe=later)
-        self.scribe.claims()
 
     def prepare(self) -> None:
         self.handler.prepare([api.Claim(REF, claim("u1", result(0)))])
@@ -71,8 +71,8 @@ class Agent:
 
     def recover(self) -> None:
         report = self.preparer.recover()
-        known = {record.ref.uid: record.ref for record in self.preparer.prepared()}
-        self.scribe.recovered({"undone": report.undone, "remade": report.remade, "orphan": report.orphans}, known)
+        found = {"undone": report.undone, "remade": report.remade, "orphan": report.orphans}
+        self.scribe.recovered(found, report.records, report.problems)
         self.scribe.claims()
 
     def close_folder(self, monkeypatch: pytest.MonkeyPatch, *, file: str) -> None:

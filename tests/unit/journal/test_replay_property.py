@@ -67,7 +67,8 @@ class World:
         if following is None:
             del self.records[uid]
         else:
-            device = DeviceRecord("r", "pool", f"gpu-{number}", None, False, "0000:01:00.0", "GPU-1", "cdi")
+            share = f"share-{number}" if number % 2 else None
+            device = DeviceRecord("r", "pool", f"gpu-{number}", share, False, "0000:01:00.0", "GPU-1", "cdi")
             self.records[uid] = ClaimRecord(ClaimRef("ns", f"c{number}", uid), following, (device,))
         self.scribe.claims()
 

@@ -195,7 +195,7 @@ def test_an_event_says_what_how_bad_and_how_often(desk: Desk) -> None:
 def test_what_else_happens_to_claims(desk: Desk) -> None:
     desk.scribe.began(REF, "prepare")
     desk.scribe.failed(REF, "prepare", reason="DeviceInUse", error="held", permanent=False)
-    desk.scribe.recovered({"undone": ["uid-1"], "orphan": ["uid-9"]}, {"uid-1": REF})
+    desk.scribe.recovered({"undone": ["uid-1"], "orphan": ["uid-9"]}, {"uid-1": claim(Phase.PREPARING)})
     desk.scribe.swept(REF, "deleted", None)
     desk.scribe.idle(REF, "gpu-0", idle=True, seconds=700.4)
     desk.written()

@@ -1,0 +1,152 @@
+"""What claims have of GPUs, as the journal tells it: shares, partitions made right again, and what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from driver.bridge import consumers_of
+from driver.journal import Journal, replay
+from driver.journal.scribe import Scribe, claim_entries
+from driver.journal.telling import line
+from driver.model import Placement, Problem
+from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase
+from driver.prepare.partition import PartitionRecord
+from driver.prepare.records import SHARE
+
+REF = ClaimRef("ns", "c", "uid-1")
+WAIT = 20.0
+
+
+def shared(*shares: str, phase: Phase = Phase.PREPARED) -> ClaimRecord:
+    devices = tuple(
+        DeviceRecord("r", "pool", "gpu-0", share, False, "0000:01:00.0", "GPU-1", f"cdi-{share}").with_data(
+            SHARE, {"shares": 1, "of": 4, "memory": 1 << 30, "consumed": {"memory": "1Gi"}}
+        )
+        for share in shares
+    )
+    return ClaimRecord(REF, phase, devices)
+
+
+def partitioned(origin: Origin) -> ClaimRecord:
+    part = PartitionRecord(19, "1g.10gb", Placement(0, 1), "GPU-1", origin)
+    device = DeviceRecord("r", "pool", "gpu-0-mig-1g-10gb-19-0", None, False, "0000:01:00.0", "", "cdi")
+    return ClaimRecord(REF, Phase.PREPARED, (device.with_partition(part, "MIG-1"),))
+
+
+class Desk:
+    """A scribe at a journal that can be left and taken up again."""
+
+    def __init__(self, folder: Any) -> None:
+        self.folder = folder
+        self.records: tuple[ClaimRecord, ...] = ()
+        self.open()
+
+    def open(self) -> None:
+        self.journal: Journal = self.folder.journal()
+        self.scribe = Scribe(self.journal, lambda: self.records)
+
+    def hold(self, *records: ClaimRecord) -> None:
+        """The checkpoint has these claims now; looked at twice, and once more after a restart."""
+        self.records = records
+        self.scribe.claims()
+        self.scribe.claims()
+        self.journal.close()
+        self.open()
+        self.scribe.claims()
+
+    def told(self, *kinds: str) -> list[tuple[str, str | None, dict[str, Any]]]:
+        assert self.journal.settled(WAIT)
+        return [(one.kind, one.device, dict(one.data)) for one in self.folder.records(*kinds)]
+
+
+@pytest.fixture
+def desk(folder: Any) -> Desk:
+    return Desk(folder)
+
+
+def test_a_share_is_granted_with_its_claim_and_released_with_it_once_each(desk: Desk) -> None:
+    desk.hold(shared("s1", phase=Phase.PREPARING))
+    desk.hold(shared("s1", "s2"))
+    desk.hold(shared("s1", "s2", phase=Phase.UNPREPARING))
+    desk.hold()
+    what = {"shares": 1, "of": 4, "memory": 1 << 30}
+    assert desk.told("share.grant", "share.release") == [
+        ("share.grant", "gpu-0", {"share": "s1", **what}),
+        ("share.grant", "gpu-0", {"share": "s2", **what}),
+        ("share.release", "gpu-0", {"share": "s1"}),
+        ("share.release", "gpu-0", {"share": "s2"}),
+    ]
+    assert all(record.claim is not None for record in desk.folder.records("share.grant", "share.release"))
+
+
+def test_the_state_holds_the_shares_as_long_as_the_claim_has_them(desk: Desk) -> None:
+    for records in ((shared("s1"),), (shared("s2"),), ()):
+        desk.hold(*records)
+        assert desk.journal.settled(WAIT)
+        assert replay(desk.folder.records()).claims == claim_entries(records)
+    assert [told[0] for told in desk.told("share.grant", "share.release")] == [
+        "share.grant", "share.grant", "share.release", "share.release",
+    ]  # fmt: skip
+
+
+def test_a_claim_with_whole_gpus_has_no_shares(desk: Desk) -> None:
+    whole = msgspec.structs.replace(shared("s1").devices[0], share_id=None)
+    desk.hold(ClaimRecord(REF, Phase.PREPARED, (whole,)))
+    assert desk.told("share.grant") == []
+    assert "shares" not in claim_entries(desk.records)["uid-1"]
+
+
+@pytest.mark.parametrize(("origin", "told"), [(Origin.MADE, 1), (Origin.MAKING, 1), (Origin.FOUND, 0)])
+def test_a_partition_of_ours_that_was_made_right_again_is_told_and_no_one_else_s(
+    desk: Desk, origin: Origin, told: int
+) -> None:
+    desk.scribe.recovered({"remade": ["uid-1"]}, {"uid-1": partitioned(origin)})
+    assert (
+        desk.told("mig.reconcile")
+        == [("mig.reconcile", "gpu-0-mig-1g-10gb-19-0", {"outcome": "remade", "profile": "1g.10gb"})][:told]
+    )
+    assert desk.told("claim.recover") == [("claim.recover", None, {"outcome": "remade"})]
+
+
+@pytest.mark.bug("B75")
+def test_a_claim_that_cannot_be_verified_is_told_by_its_name_and_what_is_about_no_claim_without_one(desk: Desk) -> None:
+    record = shared("s1")
+    problems = [Problem(f"claim {REF}", "its GPU is gone"), Problem("node", "no library")]
+    desk.scribe.recovered({}, {"uid-1": record}, problems)
+    assert desk.journal.settled(WAIT)
+    told = [(str(one.claim) if one.claim else None, dict(one.data)) for one in desk.folder.records("claim.recover")]
+    assert told == [
+        ("ns/c", {"outcome": "problem", "error": "its GPU is gone"}),
+        (None, {"outcome": "problem", "subject": "node", "error": "no library"}),
+    ]
+
+
+def test_the_end_of_a_registered_agent_is_an_unregistration_too_and_that_of_another_is_not(desk: Desk) -> None:
+    desk.scribe.ended()
+    desk.scribe.registered(ok=True, error="")
+    desk.scribe.ended()
+    assert [kind for kind, _, _ in desk.told("plugin.register", "plugin.unregister", "agent.stop")] == [
+        "agent.stop", "plugin.register", "plugin.unregister", "agent.stop",
+    ]  # fmt: skip
+    assert replay(desk.folder.records()).agent == {"running": False, "registered": False}
+
+
+def test_the_begin_of_a_prepare_names_the_pods_that_have_the_claim(desk: Desk) -> None:
+    reserved = [{"resource": "pods", "name": "train-0", "uid": "p"}, {"resource": "podgroups", "name": "train"}]
+    consumers = consumers_of({"status": {"reservedFor": reserved}})
+    desk.scribe.began(REF, "prepare", consumers)
+    assert desk.told("claim.prepare") == [
+        ("claim.prepare", None, {"step": "began", "consumers": ["pods/train-0", "podgroups/train"]})
+    ]
+    (record,) = desk.folder.records("claim.prepare")
+    assert line(record).endswith("began for pods/train-0 podgroups/train")
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"status": None}, {"status": {"reservedFor": {}}}, {"status": {"reservedFor": ["x"]}}]
+)
+def test_a_claim_without_readable_reservations_has_no_consumers(document: dict[str, Any]) -> None:
+    assert consumers_of(document) == []
