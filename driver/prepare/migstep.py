@@ -28,13 +28,15 @@ from driver.prepare.partition import PARTITION, Origin, PartitionRecord
 from driver.prepare.records import ClaimRecord, DeviceRecord
 from driver.prepare.resolve import standing
 from driver.prepare.steps import Faults, StepDefaults, Work, no_faults
-from native.nvml.errors import NvmlTimeoutError
+from native.nvml.errors import NvmlError, NvmlTimeoutError
 from native.nvml.migtypes import ComputeInstance, GpuInstance, Placement
 from native.nvml.protocol import Nvml
 
 log = logging.getLogger(__name__)
 
 _OURS = (Origin.MAKING, Origin.MADE)
+_DESCRIBED = "nvmlGpuInstanceGetInfo"
+"""What ``create_gpu_instance`` calls when the instance stands."""
 
 
 class MigStep(StepDefaults):
@@ -184,7 +186,7 @@ class MigStep(StepDefaults):
                 lambda nvml: nvml.create_gpu_instance(address, partition.profile_id, place),
             )
         except ClaimError as error:
-            if not isinstance(error.__cause__, NvmlTimeoutError):  # it is known that nothing was made
+            if not _may_stand(error):
                 work.save(_with_nothing_made(work.record, position))
             raise
         self._faults("gi-made")
@@ -338,6 +340,13 @@ class MigStep(StepDefaults):
             return False
         name = DeviceName.parse(device.device)
         return name is not None and name.kind == "gpu"
+
+
+def _may_stand(error: ClaimError) -> bool:
+    """Whether something may have been made nevertheless. What NVML made and then does not describe is destroyed again
+    at once, which may fail too."""
+    cause = error.__cause__
+    return isinstance(cause, NvmlTimeoutError) or (isinstance(cause, NvmlError) and cause.call.startswith(_DESCRIBED))
 
 
 def _is_ours(device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> bool:

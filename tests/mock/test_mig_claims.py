@@ -211,6 +211,18 @@ def test_after_a_destroyed_compute_instance_the_rest_is_destroyed_at_the_next_at
     node.nothing_left()
 
 
+@pytest.mark.bug("B62")
+def test_what_was_made_but_neither_described_nor_destroyed_is_not_forgotten(make: Make) -> None:
+    node = make()
+    unknown, in_use = int(NvmlReturn.UNKNOWN), int(NvmlReturn.IN_USE)
+    node.node.set_failures([Failure("nvmlGpuInstanceGetInfo", unknown), Failure("nvmlGpuInstanceDestroy", in_use)])
+    node.refused("u1", node.name("1g.18gb", 6))
+    assert node.instances() == [("1g.18gb", 6)]
+    node.node.set_failures([])
+    assert node.unprepare("u1") is None
+    node.nothing_left()
+
+
 @pytest.mark.parametrize(
     "function",
     [
