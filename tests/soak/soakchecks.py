@@ -1,0 +1,193 @@
+"""What must hold after every event, and what must hold beside that when the node is at rest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from driver.prepare.records import ClaimRecord, Phase
+from tests.soak.soakmodel import LEVELS, Claim
+from tests.support.agents import DRIVER
+
+if TYPE_CHECKING:
+    from tests.soak.soakrun import Run
+
+_PARTITION = re.compile(r"\A(gpu-.+)-mig-.+-(\d+)-(\d+)\Z")
+_EXCLUSIVE_PROCESS = 3
+_STATE_FILES = re.compile(
+    r"\A(checkpoint\.json(\.previous|\.reserve|\.damaged-\d+)?|[a-z]+\.(lock|json|json\.tmp)|journal|libraries)\Z"
+)
+"""One temporary file a kind may be left by a kill: the next write takes its place."""
+
+
+def after_event(run: Run) -> None:
+    """What no event may break, whatever is wrong meanwhile."""
+    assert run.node.alive(), "the agent ended"
+    records = run.node.records()
+    for uid, record in records.items():
+        claim = run.claims.get(uid)
+        assert claim is not None, f"a record of nobody's claim: {record}"
+        assert claim.ids or claim.unsure, f"a record of a claim that was never asked for: {record}"
+    _nothing_twice(run, records)
+    for claim in run.claims.values():
+        if claim.prepared and claim.exists:
+            record = records.get(claim.uid)
+            assert record is not None, f"{claim} is prepared without a record"
+            assert record.phase is Phase.PREPARED, f"{claim} is prepared, its record says {record.phase}"
+
+
+def _nothing_twice(run: Run, records: dict[str, ClaimRecord]) -> None:
+    held: dict[tuple[str, str], str] = {}
+    for uid, record in records.items():
+        for device in record.devices:
+            if device.admin_access:
+                continue
+            for atom in run.pool.atoms(device.device, device.share_id):
+                other = held.setdefault(atom, uid)
+                assert other == uid, f"{atom} is in two claims: {records[other]} and {record}"
+
+
+def _agree(run: Run, what: str, found: Callable[[], object], wanted: object) -> None:
+    """Wait until it is so."""
+    try:
+        run.node.until(lambda: found() == wanted, what)
+    except AssertionError as error:
+        seen = found()
+        if isinstance(wanted, set) and isinstance(seen, set):
+            raise AssertionError(f"{what}: missing {wanted - seen}, too many {seen - wanted}; {error}") from None
+        raise AssertionError(f"{what}: wanted {wanted}, found {seen}; {error}") from None
+
+
+def whole(run: Run) -> None:
+    """Wait until all devices of the node are published, and none has a taint."""
+
+    def taints() -> list[tuple[str, str]]:
+        return [(one["name"], taint["key"]) for one in run.node.devices() for taint in one.get("taints", ())]
+
+    try:
+        run.node.until(lambda: len(run.node.devices()) == run.world.devices and not taints(), "the whole pool")
+    except AssertionError as error:
+        found = f"{len(run.node.devices())} of {run.world.devices} devices, {taints()}"
+        raise AssertionError(f"not the whole pool: {found}; {error}") from None
+
+
+def at_rest(run: Run) -> None:
+    """Records, files, hardware, programs and journal are those of the prepared claims, and of nobody else."""
+    node = run.node
+    after_event(run)
+    prepared = {claim.uid: claim for claim in run.claims.values() if claim.prepared}
+    records = node.records()
+    assert set(records) == set(prepared), f"recorded {sorted(records)}, prepared {sorted(prepared)}"
+    files = {f"{DRIVER}-claim_{uid}.json" for uid in prepared} | run.foreign
+    _agree(run, "CDI files", lambda: {path.name for path in node.specs()} - _metadata(run), files)
+    of_nobody = lambda: [path for path in _metadata_folders(run) if path not in prepared]  # noqa: E731 - waited for
+    _agree(run, "metadata of claims that are gone", of_nobody, [])
+    _files_give_the_right_hardware(run, prepared)
+    wanted = sorted(where for claim in prepared.values() for where in _partitions(claim))
+    _agree(run, "partitions", lambda: standing(run), wanted)
+    _agree(run, "MPS daemons", lambda: len(node.daemon_folders()), _daemons(run, prepared))
+    _agree(run, "(compute mode, time slice)", lambda: _settings(run), _wanted_settings(run, prepared))
+    _agree(run, "the journal's claims", node.replayed, {uid: str(record.phase) for uid, record in records.items()})
+    _folders(run)
+    for entry in node.log_entries():
+        assert "exception" not in entry, f"an exception that nobody expected: {entry['message']}\n{entry['exception']}"
+
+
+def _metadata(run: Run) -> set[str]:
+    """CDI files that bring metadata into containers."""
+    return {path.name for path in run.node.cdi.glob(f"{DRIVER}_metadata_*")}
+
+
+def _metadata_folders(run: Run) -> set[str]:
+    """The UIDs of claims that have metadata, in either place."""
+    named = {name.removeprefix(f"{DRIVER}_metadata_").rpartition("_")[0] for name in _metadata(run)}
+    return named | {path.name for path in (run.node.plugins / DRIVER / "dra-device-metadata").glob("*")}
+
+
+def _files_give_the_right_hardware(run: Run, prepared: dict[str, Claim]) -> None:
+    uuids = {gpu.address: gpu.uuid for gpu in run.node.node.profile.gpus}
+    records = run.node.records()
+    for uid, claim in prepared.items():
+        spec = json.loads((run.node.cdi / f"{DRIVER}-claim_{uid}.json").read_text())
+        names = {f"{spec['kind']}={device['name']}" for device in spec["devices"]}
+        assert names == {one for one in claim.ids if "/metadata=" not in one}, f"{claim} has {names} in its file"
+        for device in records[uid].devices:
+            assert device.uuid in json.dumps(spec), f"{claim}: its file does not speak of {device.uuid}"
+            if "-mig-" not in device.device:
+                assert uuids[device.address] == device.uuid, f"{claim} has {device.uuid} at {device.address}"
+
+
+def _partitions(claim: Claim) -> list[tuple[str, int, int]]:
+    """(GPU, profile id, start) of what stands for a claim."""
+    if claim.admin or claim.static:
+        return []
+    found = (_PARTITION.match(place.device) for place in claim.places)
+    return [(match[1], int(match[2]), int(match[3])) for match in found if match]
+
+
+def standing(run: Run) -> list[tuple[str, int, int]]:
+    """What stands on the node beside what an administrator made."""
+    theirs = run.world.partitions[0] if run.world.partitions else None
+    return sorted(
+        (f"gpu-{gpu.address.replace(':', '-').replace('.', '-')}", one.profile_id, one.start)
+        for gpu in run.node.node.profile.gpus
+        for one in run.node.node.instances(gpu.address)
+        if gpu.address != theirs
+    )
+
+
+def _daemons(run: Run, prepared: dict[str, Claim]) -> int:
+    mps = [claim for claim in prepared.values() if claim.config is not None and claim.config.strategy == "MPS"]
+    shared = {place.device for claim in mps for place in claim.places if place.share is not None}
+    return len(shared) + sum(place.share is None for claim in mps for place in claim.places)
+
+
+def _settings(run: Run) -> dict[str, tuple[int, int]]:
+    """GPU -> (compute mode, time slice)."""
+    return {
+        gpu.address: (run.node.node.number(gpu.address, "compute_mode"), run.node.node.number(gpu.address, "timeslice"))
+        for gpu in run.node.node.profile.gpus
+        if gpu.address not in run.stale
+    }
+
+
+def _wanted_settings(run: Run, prepared: dict[str, Claim]) -> dict[str, tuple[int, int]]:
+    found = {gpu.address: [0, 0] for gpu in run.node.node.profile.gpus}
+    names = {f"gpu-{address.replace(':', '-').replace('.', '-')}": address for address in found}
+    for claim in prepared.values():
+        for place in claim.places if claim.config is not None else ():
+            assert claim.config is not None
+            if place.device not in names:
+                continue
+            if claim.config.strategy == "MPS":
+                found[names[place.device]][0] = _EXCLUSIVE_PROCESS
+            elif claim.config.interval is not None:
+                found[names[place.device]][1] = LEVELS[claim.config.interval]
+    return {address: (mode, level) for address, (mode, level) in found.items() if address not in run.stale}
+
+
+def _folders(run: Run) -> None:
+    """No file that is not accounted for, in any folder of ours."""
+    node = run.node
+    node.until(lambda: len(list(node.registry.glob("*.sock"))) == 1, "one registration socket")
+    node.until(lambda: len(list((node.plugins / DRIVER).glob("*.sock"))) == 1, "one DRA socket")
+    strange = [path.name for path in node.state.iterdir() if not _STATE_FILES.match(path.name)]
+    assert not strange, f"in the agent's folder lies {strange}"
+    hidden = [path.name for path in node.cdi.glob(".*")]
+    assert not hidden, f"in the CDI folder lies {hidden}"
+
+
+def at_the_end(run: Run) -> None:
+    """All claims are undone: the node is as it was before, and the agent leaves it in order."""
+    node = run.node
+    assert node.records() == {}
+    assert {path.name for path in node.specs()} == run.foreign
+    assert not _metadata_folders(run)
+    assert standing(run) == []
+    assert node.daemon_folders() == []
+    assert set(_settings(run).values()) <= {(0, 0)}
+    assert node.end() == 0
+    assert list(node.registry.iterdir()) == []
+    assert list((node.plugins / DRIVER).glob("*.sock")) == []

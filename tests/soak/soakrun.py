@@ -1,0 +1,314 @@
+"""A run of random events: what is known of the node, what the driver is asked, and what must hold after each answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+
+from kubeletplugin.client import ApiError, ApiUnreachableError
+from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc
+from kubeletplugin.testing.plugin_manager import KubeletError
+from tests.soak import soakchecks
+from tests.soak.soakmodel import JSON, Claim, Config, Place, Pool
+from tests.soak.soaknode import Figures, SoakNode, soak_node
+from tests.support.agents import CLAIMS, DRIVER, RESOURCES
+
+CALL_SECONDS = 45.0
+_WARM = 30
+"""Events after which a process has nearly all that it ever needs: pools of threads and connections grow on demand."""
+
+
+class InvariantError(AssertionError):
+    """Something that must always hold does not."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A kind of node."""
+
+    name: str
+    profile: str
+    devices: int
+    flags: dict[str, object]
+    partitions: tuple[str, str] | None = None
+    """GPU and what an administrator makes on it at each boot."""
+
+
+_QUICK: dict[str, object] = {
+    "rescan_seconds": 0.3,
+    "health_seconds": 0.2,
+    "health_recovery_seconds": 0.3,
+    "nvml_deadline_seconds": 3,
+    "prepare_wait_seconds": 0.2,
+    "reconcile_seconds": 2,
+    "journal_bytes": 1 << 20,
+    "metadata_versions": "metadata.resource.k8s.io/v1alpha1",
+}
+WORLDS = {
+    "partitions": World("partitions", "rtx-pro-6000", 62, {**_QUICK, "mig": "dynamic"}),
+    "sharing": World(
+        "sharing",
+        "dgx-h100",
+        10,
+        {**_QUICK, "mig": "static", "shares": json.dumps({"index=0": 4, "index=1": 4})},
+        ("0000:df:00.0", "9:4,14:0,14:2"),
+    ),
+}
+
+
+@dataclass
+class Run:
+    """One node through its events."""
+
+    world: World
+    node: SoakNode
+    chance: random.Random
+    pool: Pool = field(init=False)
+    claims: dict[str, Claim] = field(default_factory=dict)
+    troubles: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """What is wrong with the node or around it now -> what ends it."""
+    foreign: set[str] = field(default_factory=set)
+    """Files of others in the CDI folder."""
+    stale: set[str] = field(default_factory=set)
+    """GPUs whose modes were lost behind the agent's back: it believes for ten minutes what it has seen."""
+    history: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    numbers: int = 0
+    base: Figures | None = None
+    life: int = 0
+    """Events since the agent was started."""
+    figures: list[Figures] = field(default_factory=list)
+    port: int = 0
+
+    # the scheduler and the kubelet
+
+    def allocate(self, *places: Place, **changes: object) -> Claim:
+        """A new claim with these devices, as the API server shows it."""
+        self.numbers += 1
+        name = f"c{self.numbers}"
+        claim = Claim(name, "", places, static=self.world.partitions is not None, **changes)  # type: ignore[arg-type] # named fields of a Claim
+        if not claim.admin and not claim.hopeless:
+            self.pool.take(places)
+        requests = [{"name": f"r{i}", "exactly": {"deviceClassName": DRIVER, "count": 1}} for i in range(len(places))]
+        made = self.node.client.create(CLAIMS, claim_document(name, requests))
+        claim.uid = made["metadata"]["uid"]
+        self.node.client.update(f"{CLAIMS}/{name}/status", {**made, "status": claim.document()})
+        self.claims[claim.uid] = claim
+        return claim
+
+    def wish(self) -> Claim | None:
+        """A claim for something that is free, in a random manner; None: nothing is."""
+        free = self.pool.free()
+        if not free:
+            return None
+        place = self.chance.choice(free)
+        config = self.pool.config(place, self.chance)
+        return self.allocate(place, config=config)
+
+    def prepare(self, *claims: Claim, timeout: float = CALL_SECONDS) -> None:
+        """Ask, and judge the answer. What must succeed is asked for again as the kubelet does."""
+        self._ask_prepare(claims, timeout)
+        if self.calm:
+            for claim in claims:
+                if not claim.prepared and not claim.hopeless and claim.exists:
+                    self.insist(lambda claim=claim: self._ask_prepare([claim], CALL_SECONDS), claim.is_prepared, claim)
+
+    def insist(self, ask: Callable[[], None], done: Callable[[], bool], claim: Claim) -> None:
+        """Ask again until it is done: nothing is in the way."""
+        self.counts["asked again"] += 1
+
+        def attempt() -> bool:
+            ask()
+            return done()
+
+        self.node.until(attempt, f"{claim} although nothing is in its way: {self.last_error}")
+
+    last_error = ""
+
+    def _ask_prepare(self, claims: Sequence[Claim], timeout: float) -> None:
+        reply = self.call("NodePrepareResources", claims, timeout)
+        for claim in claims:
+            entry = reply.claims.get(claim.uid) if reply is not None else None
+            if reply is not None and entry is None:
+                raise InvariantError(f"no answer for {claim}")
+            if entry is None or entry.error:
+                self.last_error = entry.error if entry is not None else self.last_error
+                claim.unsure = True
+                continue
+            if claim.hopeless:
+                raise InvariantError(f"{claim} was prepared")
+            ids = tuple(name for device in entry.devices for name in device.cdi_device_ids)
+            if len(entry.devices) != len(claim.places) or (claim.prepared and ids != claim.ids):
+                raise InvariantError(f"{claim} got {ids}")
+            claim.ids, claim.unsure = ids, False
+
+    def unprepare(self, *claims: Claim, timeout: float = CALL_SECONDS) -> None:
+        """Ask, and judge the answer; what is undone is given back and its object deleted."""
+        self._ask_unprepare(claims, timeout)
+        if self.calm:
+            for claim in claims:
+                if claim.uid in self.claims:
+                    self.insist(
+                        lambda claim=claim: self._ask_unprepare([claim], CALL_SECONDS),
+                        lambda claim=claim: claim.uid not in self.claims,
+                        claim,
+                    )
+
+    def _ask_unprepare(self, claims: Sequence[Claim], timeout: float) -> None:
+        reply = self.call("NodeUnprepareResources", claims, timeout)
+        for claim in claims:
+            entry = reply.claims.get(claim.uid) if reply is not None else None
+            if reply is not None and entry is None:
+                raise InvariantError(f"no answer for {claim}")
+            if entry is None or entry.error:
+                self.last_error = entry.error if entry is not None else self.last_error
+                claim.unsure = True
+            else:
+                self.forget(claim)
+
+    def forget(self, claim: Claim) -> None:
+        """It is undone: its devices go to others."""
+        left = [path.name for path in self.node.specs() if claim.uid in path.name]
+        if left or claim.uid in self.node.records():
+            raise InvariantError(f"{claim} was unprepared, and there is still {left or 'its record'}")
+        self.claims.pop(claim.uid, None)
+        if not claim.admin and not claim.hopeless:
+            self.pool.give_back(claim.places)
+        self.delete(claim)
+
+    def delete(self, claim: Claim) -> None:
+        """Delete the object, if the API server can be reached; a claim without a user harms nobody."""
+        if claim.exists:
+            with contextlib.suppress(ApiError, ApiUnreachableError):
+                self.node.client.delete(f"{CLAIMS}/{claim.name}")
+            claim.exists = False
+
+    def call(
+        self, method: str, claims: Sequence[Claim], timeout: float
+    ) -> dra_v1_pb2.NodePrepareResourcesResponse | None:
+        """One call as the kubelet makes it; None where it failed as a whole."""
+        refs = [dra_v1_pb2.Claim(namespace="default", name=claim.name, uid=claim.uid) for claim in claims]
+        try:
+            stub = dra_v1_pb2_grpc.DRAPluginStub(self.node.plugin().channel)
+            kind = getattr(dra_v1_pb2, f"{method}Request")
+            return getattr(stub, method)(kind(claims=refs), timeout=timeout, wait_for_ready=True)  # type: ignore[no-any-return] # generated
+        except (grpc.RpcError, KubeletError) as error:
+            self.last_error = str(error)
+            return None
+
+    # order and trouble
+
+    @property
+    def calm(self) -> bool:
+        """Nothing is wrong, and the agent has seen that."""
+        return not self.troubles
+
+    def trouble(self, name: str, heal: Callable[[], None]) -> None:
+        """Something is wrong from now on."""
+        self.troubles.setdefault(name, heal)
+
+    def heal(self) -> None:
+        """End all that is wrong."""
+        ends, self.troubles = self.troubles, {}
+        for end in ends.values():
+            end()
+        self.troubles = dict.fromkeys(ends, lambda: None)
+
+    def rest(self) -> None:
+        """Everything is mended, the agent has seen it, no answer is owed: now everything must agree."""
+        self.heal()
+        soakchecks.whole(self)
+        for claim in list(self.claims.values()):
+            if claim.unsure or claim.hopeless or (claim.ids and not claim.exists):
+                again = not claim.hopeless and not claim.replaced and claim.exists and self.chance.random() < 0.5
+                self._settle(claim, again=again)
+        soakchecks.at_rest(self)
+        self.troubles.clear()
+        self._measure()
+        self.node.forget_log()
+
+    def _settle(self, claim: Claim, *, again: bool) -> None:
+        if again:
+            self.insist(lambda: self._ask_prepare([claim], CALL_SECONDS), claim.is_prepared, claim)
+        else:
+            gone = lambda: claim.uid not in self.claims  # noqa: E731 - a condition to wait for
+            self.insist(lambda: self._ask_unprepare([claim], CALL_SECONDS), gone, claim)
+
+    def _measure(self) -> None:
+        found = self.node.figures()
+        self.figures.append(found)
+        if self.life < _WARM:
+            return
+        if self.base is None:
+            self.base = found
+        elif (
+            found.descriptors > self.base.descriptors + 24
+            or found.threads > self.base.threads + 32
+            or found.rss_mib > self.base.rss_mib + 32
+        ):
+            raise InvariantError(f"the agent had {self.base} and has {found} after {self.life} events")
+
+    def begin(self) -> None:
+        """Start an agent."""
+        self.node.begin()
+        self.base, self.life = None, 0
+        self.stale.clear()
+
+    def boot(self) -> None:
+        """What an administrator's tools do at each start of the driver: the partitions are others than before."""
+        for claim in self.claims.values():
+            if claim.static and any("-mig-" in place.device for place in claim.places):
+                claim.unsure = claim.replaced = True
+        if self.world.partitions is not None:
+            address, partitions = self.world.partitions
+            self.node.node.nvidia_smi("-i", address, "-mig", "1")
+            self.node.node.nvidia_smi("mig", "-i", address, "-cgi", partitions, "-C")
+
+    def together(self, calls: Iterable[Callable[[], object]]) -> None:
+        """Several calls at the same moment."""
+        calls = list(calls)
+        with ThreadPoolExecutor(len(calls)) as threads:
+            for done in [threads.submit(call) for call in calls]:
+                done.result()
+
+    def finish(self) -> None:
+        """Everything is given back: nothing of it is left, and the agent ends in order."""
+        self.rest()
+        for claim in list(self.claims.values()):
+            self.unprepare(claim)
+        self.rest()
+        soakchecks.at_the_end(self)
+
+
+def claim_document(name: str, requests: list[JSON]) -> JSON:
+    """A claim as a user writes it."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"devices": {"requests": requests}},
+    }
+
+
+@contextlib.contextmanager
+def opened(world: World, seed: int) -> Iterator[Run]:
+    """A run whose agent has published everything and has no claims."""
+    with soak_node(world.profile, world.flags) as node:
+        run = Run(world, node, random.Random(seed))
+        run.port = int(node.server.url.rpartition(":")[2])
+        run.boot()
+        run.begin()
+        soakchecks.whole(run)
+        run.pool = Pool(node.client.get(f"{RESOURCES}/resourceslices")["items"])
+        yield run
+
+
+__all__ = ["WORLDS", "Config", "InvariantError", "Run", "World", "opened", "time"]
