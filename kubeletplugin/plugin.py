@@ -22,14 +22,12 @@ import grpc
 from kubeletplugin.api import ClaimRef, DeviceStatus, Handler, NullObserver, Observer, PreparedDevice
 from kubeletplugin.calls import ClaimCalls
 from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
+from kubeletplugin.endpoint import Endpoint, PooledServer
 from kubeletplugin.neighbours import Neighbour, find_neighbours, instance_handler
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
-from kubeletplugin.registration import Registered, RegistrationService
+from kubeletplugin.registration import Registered, RegistrationService, registration_handler
 from kubeletplugin.sockets import (
-    BoundSocket,
-    SocketError,
     SocketPaths,
-    bind_server,
     fresh_paths,
     is_alive,
     make_folder,
@@ -128,17 +126,8 @@ class Plugin:
         self._plugins_dir = plugins_dir
         self._instance_uid = instance_uid
         self._workers = workers
-        # What a driver does not use, it need not import on its way to the registration socket.
-        self._metadata: MetadataWriter | None = None
-        if metadata_versions:
-            from kubeletplugin.metadata import MetadataWriter
-
-            self._metadata = MetadataWriter(driver_name, plugins_dir / driver_name, cdi_dir, metadata_versions)
-        lock: InstanceLock | None = None
-        if exclusive:
-            from kubeletplugin.instancelock import InstanceLock
-
-            lock = InstanceLock(plugins_dir / driver_name)
+        folder = plugins_dir / driver_name
+        self._metadata = _metadata_writer(driver_name, folder, cdi_dir, metadata_versions)
         self._calls = ClaimCalls(
             driver_name,
             handler,
@@ -146,22 +135,13 @@ class Plugin:
             self._observer,
             workers=workers,
             metadata=self._metadata,
-            lock=lock,
+            lock=_instance_lock(folder) if exclusive else None,
         )
         self._service = DraService(self._calls, call_deadline)
-        self._health: HealthService | LazyHealthService | None = None
-        if callable(health):
-            from kubeletplugin.lazyhealth import LazyHealthService
-
-            self._health = LazyHealthService(health)
-        elif health is not None:
-            from kubeletplugin.healthservice import HealthService
-
-            self._health = HealthService(health)
+        self._health = _health_service(health)
         self._lock = threading.Lock()
         self._paths: SocketPaths | None = None
-        self._dra: _Endpoint | None = None
-        self._registration: _Endpoint | None = None
+        self._endpoint: Endpoint | None = None
         self._publisher: Publisher | None = None
         self._status: ClaimStatusWriter | None = None
         self._stopped = False
@@ -174,25 +154,14 @@ class Plugin:
             RuntimeError: started before, or stopped.
         """
         with self._lock:
-            if self._stopped or self._dra is not None:
+            if self._stopped or self._endpoint is not None:
                 raise RuntimeError("a plugin can be started once; make a new one")
             paths = socket_paths(self.driver_name, self._plugins_dir, self._registry_dir, self._instance_uid)
             make_folder(paths.dra.parent, private=True)
             make_folder(paths.registration.parent, private=False)
             named, paths = paths, fresh_paths(paths, self.driver_name, self._instance_uid)
-            # Threads of the server only wait for a worker, or for the claim's turn; they must outnumber the workers
-            # so that a call which has to wait too long is told so.
-            pool = ArrivalPool(4 * self._workers, thread_name_prefix="dra-rpc")
-            handlers = self._health.handlers() if self._health is not None else None
-            dra_server = grpc.server(pool, handlers=handlers, options=SERVER_OPTIONS)
-            add_services(dra_server, self._service)
-            self._dra = _Endpoint.serve(dra_server, pool, paths.dra)
-            try:
-                self._registration = self._start_registration(paths)
-            except SocketError:
-                self._dra.close(grace=0)
-                self._dra = None
-                raise
+            # The kubelet finds the plugin by the registration socket, which is therefore the last.
+            self._endpoint = Endpoint.serve(self._make_server(paths), (paths.dra, paths.registration))
             self._paths = paths
             remove_dead(named, self.driver_name, self._instance_uid)
         log.info("serving %s at %s, registration at %s", self.driver_name, paths.dra, paths.registration)
@@ -259,8 +228,7 @@ class Plugin:
         """
         with self._lock:
             self._stopped = True
-            dra, self._dra = self._dra, None
-            registration, self._registration = self._registration, None
+            endpoint, self._endpoint = self._endpoint, None
             publisher, self._publisher = self._publisher, None
             status, self._status = self._status, None
         deadline = time.monotonic() + grace
@@ -270,13 +238,13 @@ class Plugin:
             status.stop()
         if self._health is not None:
             self._health.close()
-        if dra is not None:
-            # Drained before the registration goes: the kubelet would break running calls off with it.
-            dra.close(grace)
+        if endpoint is not None:
+            endpoint.drain(grace)
         if not self._calls.drain(max(0.0, deadline - time.monotonic())):
             log.warning("a handler call still runs after %.0f s; it is left behind", grace)
-        if registration is not None:
-            registration.close(grace=0)
+        if endpoint is not None:
+            # Only now: the kubelet breaks running calls off when the registration socket goes.
+            endpoint.remove()
         self._calls.close()
 
     def __enter__(self) -> Self:
@@ -339,49 +307,53 @@ class Plugin:
         neighbours = find_neighbours(self._registry_dir, self.driver_name, own=own)
         return [neighbour for neighbour in neighbours if not neighbour.related]
 
-    def _start_registration(self, paths: SocketPaths) -> _Endpoint:
-        pool = ArrivalPool(2, thread_name_prefix="dra-registration")
-        server = grpc.server(pool, handlers=[instance_handler()], options=SERVER_OPTIONS)
-        services: tuple[str, ...] = SERVICES
-        if self._health is not None:
-            services += self._health.services()
-        service = RegistrationService(self.driver_name, paths.dra, services, self.registered, self._observer)
-        registration_v1_pb2_grpc.add_RegistrationServicer_to_server(service, server)
-        return _Endpoint.serve(server, pool, paths.registration)
+    def _make_server(self, paths: SocketPaths) -> PooledServer:
+        """One server for both sockets: each server has threads of its own, which look for work several times a second.
+
+        Who the kubelet asks by which socket makes no difference, for both are root's alone.
+        """
+        # Threads of the server only wait for a worker, or for the claim's turn; they must outnumber the workers so
+        # that a call which has to wait too long is told so.
+        pool = ArrivalPool(4 * self._workers, thread_name_prefix="dra-rpc")
+        own = ArrivalPool(2, thread_name_prefix="dra-registration")  # whatever Prepare does, GetInfo is answered
+        services = (*SERVICES, *(self._health.services() if self._health is not None else ()))
+        registration = RegistrationService(self.driver_name, paths.dra, services, self.registered, self._observer)
+        health = self._health.handlers() if self._health is not None else []
+        handlers = [registration_handler(registration, own), instance_handler(), *health]
+        server = grpc.server(pool, handlers=handlers, options=SERVER_OPTIONS)
+        add_services(server, self._service)
+        return PooledServer(server, (pool, own))
+
+
+def _metadata_writer(driver_name: str, folder: Path, cdi_dir: Path, versions: Sequence[str]) -> MetadataWriter | None:
+    if not versions:
+        return None  # what a driver does not use, it need not import on its way to the registration socket
+    from kubeletplugin.metadata import MetadataWriter
+
+    return MetadataWriter(driver_name, folder, cdi_dir, versions)
+
+
+def _instance_lock(folder: Path) -> InstanceLock:
+    from kubeletplugin.instancelock import InstanceLock
+
+    return InstanceLock(folder)
+
+
+def _health_service(
+    health: HealthBoard | Callable[[], HealthBoard] | None,
+) -> HealthService | LazyHealthService | None:
+    if health is None:
+        return None
+    if callable(health):
+        from kubeletplugin.lazyhealth import LazyHealthService
+
+        return LazyHealthService(health)
+    from kubeletplugin.healthservice import HealthService
+
+    return HealthService(health)
 
 
 def rpc_text(error: grpc.RpcError) -> str:
     """Code and details of a failed call in one line; gRPC raises errors that also are ``grpc.Call``."""
     call: object = error
     return f"{call.code().name}: {call.details()}" if isinstance(call, grpc.Call) else str(error)
-
-
-class _Endpoint:
-    """A running server, its threads and its socket."""
-
-    def __init__(self, server: grpc.Server, pool: ArrivalPool, socket: BoundSocket) -> None:
-        self._server = server
-        self._pool = pool
-        self._socket = socket
-
-    @classmethod
-    def serve(cls, server: grpc.Server, pool: ArrivalPool, path: Path) -> _Endpoint:
-        """Starts the server at the path.
-
-        Raises:
-            SocketError: the path cannot be used; nothing is left behind.
-        """
-        try:
-            socket = bind_server(server, path)
-        except SocketError:
-            server.stop(0).wait()
-            pool.shutdown(wait=False)
-            raise
-        server.start()
-        return cls(server, pool, socket)
-
-    def close(self, grace: float) -> None:
-        """Refuses new calls, waits at most ``grace`` seconds for running ones, removes the socket if it is ours."""
-        self._server.stop(grace).wait(grace + 1)
-        self._pool.shutdown(wait=False)
-        self._socket.remove()

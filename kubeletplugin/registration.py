@@ -1,14 +1,17 @@
 """Registration with the kubelet: who this plugin is (GetInfo) and what the kubelet thinks of it.
 
-The kubelet waits one second for GetInfo and starts over when it does not come, so this service has a server and threads
-of its own: nothing that Prepare does can delay it (k8s.io/kubelet/pkg/apis/pluginregistration/v1).
+The kubelet waits one second for GetInfo and starts over when it does not come, so this service has threads of its own:
+nothing that Prepare does can delay it (k8s.io/kubelet/pkg/apis/pluginregistration/v1).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
@@ -20,6 +23,7 @@ from kubeletplugin.proto import registration_v1_pb2, registration_v1_pb2_grpc
 log = logging.getLogger(__name__)
 
 PLUGIN_TYPE = "DRAPlugin"
+SERVICE = "pluginregistration.Registration"
 
 
 class RegistrationStatus(msgspec.Struct, frozen=True):
@@ -103,3 +107,35 @@ class RegistrationService(registration_v1_pb2_grpc.RegistrationServicer):
             self._registered.set(RegistrationStatus(ok=request.plugin_registered, error=request.error))
             self._observer.registered(ok=request.plugin_registered, error=request.error)
         return registration_v1_pb2.RegistrationStatusResponse()
+
+
+def registration_handler(service: RegistrationService, pool: ThreadPoolExecutor) -> grpc.GenericRpcHandler:
+    """The service for a server that is busy with other things too: it is answered in these threads."""
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "GetInfo": grpc.unary_unary_rpc_method_handler(
+                _OnThreadsOf(pool, service.GetInfo),
+                request_deserializer=registration_v1_pb2.InfoRequest.FromString,
+                response_serializer=registration_v1_pb2.PluginInfo.SerializeToString,
+            ),
+            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(
+                _OnThreadsOf(pool, service.NotifyRegistrationStatus),
+                request_deserializer=registration_v1_pb2.RegistrationStatus.FromString,
+                response_serializer=registration_v1_pb2.RegistrationStatusResponse.SerializeToString,
+            ),
+        },
+    )
+
+
+class _OnThreadsOf:
+    """A method that gRPC runs in threads of its own instead of the server's."""
+
+    def __init__(self, pool: ThreadPoolExecutor, method: Callable[[Any, grpc.ServicerContext], Any]) -> None:
+        self.experimental_thread_pool = pool
+        """The name by which grpc._server finds it; without that the server's own threads would answer."""
+        self._method = method
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Answer a call."""
+        return self._method(request, context)

@@ -8,11 +8,13 @@ import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from kubeletplugin import endpoint
 from kubeletplugin.plugin import Plugin
 from kubeletplugin.proto import registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.sockets import SocketError
@@ -49,21 +51,36 @@ def test_the_plugin_says_who_it_is(node: Node) -> None:
     )
 
 
-def test_the_service_answers_before_anybody_can_register_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_is_bound_before_the_socket_that_the_kubelet_finds_it_by(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not as Go's helper, which serves both in any order: a kubelet calls what it has registered at once."""
-    register = Plugin._start_registration
-    answered = []
+    bind = endpoint.bind_server
+    bound = []
 
-    def look(plugin: Plugin, *arguments: Any) -> Any:
-        assert not node.registration_socket.exists()
-        with node.stub() as dra:
-            answered.append(dra.NodePrepareResources(prepare_request(), timeout=5))
-        return register(plugin, *arguments)
+    def look(server: grpc.Server, path: Path) -> Any:
+        bound.append((path, node.dra_socket.exists(), node.registration_socket.exists()))
+        return bind(server, path)
 
-    monkeypatch.setattr(Plugin, "_start_registration", look)
+    monkeypatch.setattr(endpoint, "bind_server", look)
     with node.plugin():
-        assert len(answered) == 1
-        assert node.registration_socket.exists()
+        assert bound == [(node.dra_socket, False, False), (node.registration_socket, True, False)]
+        get_info(node)
+        with node.stub() as dra:
+            dra.NodePrepareResources(prepare_request(), timeout=5)
+
+
+def test_a_registration_socket_that_cannot_be_bound_leaves_no_other_behind(node: Node) -> None:
+    node.registration_socket.parent.mkdir(parents=True)
+    node.registration_socket.write_text("in the way")
+    plugin = node.plugin()
+    with pytest.raises(SocketError, match="is not a socket"):
+        plugin.start()
+    assert not node.dra_socket.exists()
+    node.registration_socket.unlink()
+    plugin.start()
+    plugin.stop()
+    assert not node.registration_socket.exists()
 
 
 def test_registration_is_answered_while_every_worker_is_blocked(node: Node, aside: ThreadPoolExecutor) -> None:
