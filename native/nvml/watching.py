@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER = 5.0
 RETRY_AT_MOST = 60.0
-LOOK_AFTER = 1.0
+LOOK_AFTER = 5.0
 """Seconds of quiet waiting after which the library's file and the wanted GPUs are looked at again."""
 NEVER = frozenset({NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND})
 """Codes with which a GPU says that it will not report events under this driver."""

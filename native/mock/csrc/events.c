@@ -1,23 +1,27 @@
 /* Event sets. What happens stands in a ring in the node file; a set remembers how far it has read.
  *
- * A wait looks at the ring, first after a few milliseconds, then each time after twice as many, so that an agent that
- * always waits costs little: whoever writes an event may be any process, Python included, and a futex in a file that is
- * only mapped for reading would be of no use to it.
+ * A wait sleeps until somebody writes into the node file (inotify), as a driver's sleeps until the driver has something to
+ * tell. Every writer of events and of states writes with write(2); what this process changes in its mapping is no news
+ * for a wait. Where inotify has no watch left, the ring is looked at now and then.
  */
 #define _GNU_SOURCE
+#include <poll.h>
 #include <stdlib.h>
+#include <sys/inotify.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "mock.h"
 
 #define SET_MAGIC 0x65767431U
-#define LOOK_AFTER_MS 5
-#define LOOK_AT_LEAST_EVERY_MS 80
+#define LOOK_AT_LEAST_EVERY_MS 1000 /* a session can end under a wait without a write */
+#define LOOK_WITHOUT_A_WATCH_MS 25
 
 struct nvmlEventSet_st {
     unsigned int magic;
     unsigned int size;
     uint64_t seen; /* sequence of the last event that was looked at */
+    int changes;   /* inotify on the node file; -1: there is none to be had */
     struct {
         unsigned long long mask;
         uint64_t since; /* what happened before the registration is not told */
@@ -29,6 +33,28 @@ _Static_assert(sizeof(nvmlEventData_t) == 32, "nvmlEventData_t");
 static uint64_t last_event(void)
 {
     return __atomic_load_n(&mock_node()->last_event, __ATOMIC_ACQUIRE);
+}
+
+static int watch_changes(void)
+{
+    const int changes = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    if (changes >= 0 && inotify_add_watch(changes, mock_node_path(), IN_MODIFY) < 0) {
+        close(changes);
+        return -1;
+    }
+    return changes;
+}
+
+/* Until the node file is written to, or so long. */
+static void wait_for_change(int changes, int64_t milliseconds)
+{
+    struct pollfd watched = {.fd = changes, .events = POLLIN};
+    char told[4096];
+    if (changes < 0)
+        mock_pause(milliseconds < LOOK_WITHOUT_A_WATCH_MS ? milliseconds : LOOK_WITHOUT_A_WATCH_MS);
+    else if (poll(&watched, 1, (int)(milliseconds < LOOK_AT_LEAST_EVERY_MS ? milliseconds : LOOK_AT_LEAST_EVERY_MS)) > 0)
+        while (read(changes, told, sizeof(told)) > 0)
+            continue;
 }
 
 nvmlReturn_t impl_nvmlEventSetCreate(nvmlEventSet_t *set)
@@ -46,6 +72,7 @@ nvmlReturn_t impl_nvmlEventSetCreate(nvmlEventSet_t *set)
         free(made);
         return NVML_ERROR_MEMORY;
     }
+    made->changes = watch_changes();
     *set = made;
     return NVML_SUCCESS;
 }
@@ -60,6 +87,8 @@ nvmlReturn_t impl_nvmlEventSetFree(nvmlEventSet_t set)
     if (!is_set(set))
         return NVML_ERROR_INVALID_ARGUMENT;
     set->magic = 0;
+    if (set->changes >= 0)
+        close(set->changes);
     free(set->gpus);
     free(set);
     return NVML_SUCCESS;
@@ -129,7 +158,6 @@ static int64_t now_ns(void)
 static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct mock_event *event)
 {
     const int64_t until = now_ns() + (int64_t)timeoutms * NS_A_MS;
-    int64_t pause = LOOK_AFTER_MS;
     for (;;) {
         const nvmlReturn_t session = mock_session();
         if (session != NVML_SUCCESS)
@@ -141,9 +169,7 @@ static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct 
         const int64_t left = (until - now_ns() + NS_A_MS - 1) / NS_A_MS;
         if (left <= 0)
             return NVML_ERROR_TIMEOUT;
-        mock_pause(left < pause ? left : pause);
-        if (pause < LOOK_AT_LEAST_EVERY_MS)
-            pause *= 2;
+        wait_for_change(set->changes, left);
     }
 }
 

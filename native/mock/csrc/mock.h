@@ -48,6 +48,7 @@ nvmlReturn_t mock_set(const int64_t *field, int64_t value); /* a field of the no
 /* rules.c */
 nvmlReturn_t mock_rule(const char *function, nvmlDevice_t device, bool for_one_gpu);
 bool mock_refuses(const char *function, nvmlDevice_t device, unsigned int version); /* a struct of this version */
+const char *mock_node_path(void);                           /* of the open node file */
 void mock_pause(int64_t milliseconds);
 
 /* lock.c: one writer at a time, over all processes */

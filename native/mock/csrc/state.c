@@ -131,6 +131,11 @@ int mock_pair(size_t matrix_offset, nvmlDevice_t a, nvmlDevice_t b)
     return ((const unsigned char *)node)[matrix_offset + (size_t)row * (size_t)node->gpu_count + column];
 }
 
+const char *mock_node_path(void)
+{
+    return mock.current->path;
+}
+
 enum { WORKING, LOST, UNPLUGGED, SILENT };
 
 nvmlReturn_t mock_presence(nvmlDevice_t device)
