@@ -256,6 +256,9 @@ def _differs(before: Verdict | None, now: Verdict) -> bool:
 
 def _condition(verdict: Verdict) -> api.JSON:
     word = {Status.HEALTHY: "True", Status.UNHEALTHY: "False", Status.UNKNOWN: "Unknown"}[verdict.status]
+    if verdict.status is Status.HEALTHY:
+        # What is only noted of it comes and goes without a word to the claim, and would stand there for ever.
+        verdict = Verdict(verdict.device, verdict.status)
     at = datetime.fromtimestamp(verdict.since or time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     reason = "".join(part.capitalize() for part in verdict.word.split("-")) or "Recovered"
     return {

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from driver.health.verdicts import Verdict
+from driver.health.verdicts import Status, Verdict
+from driver.health.xids import Severity
 from driver.later import Later
 from driver.metrics import Deferred, Metrics
 from driver.model import GpuState, NodeInventory, Placement
@@ -164,6 +165,16 @@ def test_a_claims_condition_comes_with_an_illness_and_stays_after_it(room: Room)
     well = room.watch.condition(verdict)
     assert well is not None
     assert (well["status"], well["reason"]) == ("True", "Recovered")
+
+
+def test_what_is_only_noted_of_a_gpu_that_is_well_again_does_not_stay_in_the_claims_condition(room: Room) -> None:
+    room.look()
+    room.xid(119)
+    room.look()
+    noted = Verdict(NAME, Status.HEALTHY, 1.0, Severity.APPLICATION, "xid", 13, "XID 13: graphics engine exception")
+    well = room.watch.condition(noted)
+    assert well is not None
+    assert (well["status"], well["reason"], well["message"]) == ("True", "Recovered", "")
 
 
 @pytest.mark.bug("B107")
