@@ -1,0 +1,155 @@
+"""The node loses its power under its pods, and comes back without all that was in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hack.cluster.agent import Agent
+from hack.cluster.api import JSON, Api, path
+from hack.cluster.layout import DRIVER_NAME, NODE_NAME, Layout
+from hack.cluster.reboot import powered_off
+from hack.cluster.scene import Namespace, listed, mig_listed, published, uuids
+from native.mock import MockNode
+
+FLAGS = ("--mig=dynamic", "--reconcile-seconds=1")
+NOISE = (
+    # The kubelet begins with the pods that it remembers, before the plugin is there; it comes back to them.
+    r"Failed to prepare dynamic resources.*DRA driver gpu\.nvidia\.com is not registered",
+    # Nobody serves the sockets of before the reboot.
+    r"RegisterPlugin error -- dial failed at socket .*gpu\.nvidia\.com",
+)
+
+
+Start = Callable[..., MockNode]
+
+
+def container_id(pod: JSON) -> str:
+    return str(pod["status"]["containerStatuses"][0]["containerID"])
+
+
+def standing(node: MockNode) -> list[str]:
+    """The profiles of the partitions that stand on any of the GPUs."""
+    return sorted(one.profile for gpu in node.profile.gpus for one in node.instances(gpu.address))
+
+
+def run(namespace: Namespace, name: str) -> str:
+    """A pod that is started again whenever it ends; gives its container."""
+    namespace.pod(name, claim=name, restart="Always")
+    return container_id(namespace.running(name))
+
+
+def running_again(namespace: Namespace, name: str, before: str) -> None:
+    """Wait until a pod runs in another container than before the reboot."""
+
+    def anew(pod: JSON | None) -> bool:
+        (status,) = pod["status"].get("containerStatuses") or [{}] if pod else [{}]
+        return "running" in status.get("state", {}) and status["containerID"] != before
+
+    namespace.touch_pod(name)
+    namespace.wait_pod(name, anew, "running again")
+
+
+def delete_by_force(namespace: Namespace, *names: str) -> None:
+    """Delete pods without asking their node, and their claims, and wait until the API server has none of them."""
+    for name in names:
+        namespace.api.call("DELETE", path("pods", namespace.name, name), {"gracePeriodSeconds": 0})
+        namespace.api.delete("resourceclaims", namespace.name, name)
+    for name in names:
+        namespace.api.wait("resourceclaims", namespace.name, name, lambda found: found is None, f"claim {name} gone")
+
+
+def wait_prepared(agent: Agent, namespace: Namespace, *claims: str) -> None:
+    """Wait until exactly these claims have a CDI file."""
+    wanted = {namespace.api.get("resourceclaims", namespace.name, name)["metadata"]["uid"] for name in claims}
+    agent.wait(
+        lambda: {file.name for file in agent.layout.cdi.iterdir()} == {file_of(uid) for uid in wanted},
+        f"CDI files of {', '.join(claims)} and no others",
+    )
+
+
+def file_of(uid: str) -> str:
+    return f"{DRIVER_NAME}-claim_{uid}.json"
+
+
+@pytest.mark.bug("B72")
+@pytest.mark.bug("B73")
+def test_after_a_reboot_pods_have_their_gpus_and_partitions_again_and_nothing_is_left_of_those_that_are_gone(
+    other_node: Start, cluster: Layout, api: Api, namespace: Namespace, noise: list[str]
+) -> None:
+    node = other_node("h200", *FLAGS, devices=8 * 26)
+    agent = Agent(cluster, "h200")
+    noise += NOISE
+    for name, count in {"one": 1, "two": 2, "gone": 1}.items():
+        namespace.claim(name, count=count)
+    for name, profile in {"part": "2g.35gb", "small": "1g.18gb", "gone-part": "1g.18gb"}.items():
+        cel = f'device.attributes["{DRIVER_NAME}"].profile == "{profile}"'
+        namespace.claim(name, device_class="mig.nvidia.com", cel=[cel])
+    whole, parts, gone = ("one", "two"), ("part", "small"), ("gone", "gone-part")
+    before = {name: run(namespace, name) for name in (*whole, *parts, *gone)}
+    devices = {name: namespace.allocated(name) for name in (*whole, *parts)}
+    assert len(standing(node)) == 3
+
+    with powered_off(agent, stale_sockets=False):
+        node.reboot()
+        assert standing(node) == []
+        delete_by_force(namespace, *gone)
+    agent.start(*FLAGS, "--rescan-seconds=1")
+
+    for name in (*whole, *parts):
+        running_again(namespace, name, before[name])
+    assert {name: namespace.allocated(name) for name in devices} == devices
+    for name in whole:
+        assert listed(namespace.log_lines(name, lines=len(devices[name]))) == uuids(api, devices[name])
+    for name in parts:
+        assert mig_listed(namespace.log_lines(name, lines=2)) == list(namespace.told(name).values())
+    wait_prepared(agent, namespace, *whole, *parts)
+    assert standing(node) == ["1g.18gb", "2g.35gb"]
+    agent.wait(lambda: agent.metrics()["gpudra_prepared_claims"] == 4, "the claims that are left in the metrics")
+    namespace.api.wait_all("events", "default", rebooted, "the kubelet saw another boot id", 60)
+
+    for name in (*whole, *parts):
+        namespace.delete_pod(name)
+    assert standing(node) == []
+    assert list(agent.layout.cdi.iterdir()) == []
+    assert {node.number(gpu.address, "mig_current") for gpu in node.profile.gpus} == {0}
+
+
+def rebooted(events: dict[str, JSON]) -> bool:
+    return any(one["reason"] == "Rebooted" and one["involvedObject"]["name"] == NODE_NAME for one in events.values())
+
+
+@pytest.mark.bug("B37")
+@pytest.mark.bug("B72")
+def test_a_pod_whose_gpu_did_not_come_back_waits_and_says_so_and_has_it_when_it_does(
+    agent: Agent, api: Api, namespace: Namespace, mock_node: MockNode, noise: list[str]
+) -> None:
+    noise += [*NOISE, r"Failed to prepare dynamic resources.*this node has no device"]
+    for name in ("lucky", "unlucky"):
+        namespace.claim(name)
+    before = {name: run(namespace, name) for name in ("lucky", "unlucky")}
+    (device,) = namespace.allocated("unlucky")
+    uuid = published(api)[device]["attributes"]["uuid"]
+    address = next(gpu.address for gpu in mock_node.profile.gpus if gpu.uuid == uuid)
+
+    with powered_off(agent):
+        mock_node.reboot()
+        mock_node.unplug(address)
+    agent.start("--rescan-seconds=1")
+    try:
+        running_again(namespace, "lucky", before["lucky"])
+        assert listed(namespace.log_lines("lucky", lines=1)) == uuids(api, namespace.allocated("lucky"))
+        namespace.touch_pod("unlucky")
+        namespace.wait_event("unlucky", f"this node has no device {device}")
+        wait_prepared(agent, namespace, "lucky")
+        agent.wait_published(api, 7)
+    finally:
+        mock_node.plug(address)
+    agent.wait_published(api, 8)
+    running_again(namespace, "unlucky", before["unlucky"])
+    assert listed(namespace.log_lines("unlucky", lines=1)) == [uuid]
+    for name in ("lucky", "unlucky"):
+        namespace.delete_pod(name)
+    assert list(agent.layout.cdi.iterdir()) == []
+    agent.stop()
