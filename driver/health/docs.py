@@ -30,7 +30,9 @@ at least 30 s |
 | the journal | `device.health`, `device.taint`, `xid`; see [journal.md](journal.md) |
 
 Taints are of effect `NoSchedule`. With `evict` set to `fatal` or `device` they are `NoExecute` from that severity on,
-which ends the pods that use the device.
+which ends the pods that use the device; what a controller makes in their place runs on another device, or waits and
+says so. A claim that is to keep its device all the same tolerates the taint in its request with `effect: NoExecute`
+written out: Kubernetes (1.37) ends pods in spite of a toleration that names no effect.
 
 ## Severities
 
