@@ -16,7 +16,7 @@ from native.nvml.healthtypes import GpuHealth, NvmlTopology
 from native.nvml.migtypes import ComputeInstance, ComputeInstanceProfile, GpuInstance, Placement
 from native.nvml.types import CallInProgress, NvmlSnapshot
 
-WAIT_STEP = 0.25
+WAIT_STEP = 0.5
 """Seconds after which a wait for events looks whether it was stopped."""
 
 
