@@ -28,6 +28,7 @@ LEASE_SECONDS: Final = 40
 AMOUNTS: Final = {"cpu": "64", "memory": "512Gi", "pods": "110"}
 READY_FOR: Final = timedelta(minutes=10)
 """Cluster Autoscaler takes no template from a node that became ready within the last minute."""
+_UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
@@ -72,6 +73,7 @@ class FakeNodes:
         document = node_document(name, labels)
         self.api.create("nodes", None, document)
         self.api.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": document["status"]})
+        self._make_ready(self.api.get("nodes", None, name))
 
     def all(self) -> list[JSON]:
         """Every fake node."""
@@ -116,20 +118,30 @@ class FakeNodes:
             self.api.delete("nodes", None, name)
 
     def beat(self) -> None:
-        """Renew the leases of all, and make those Ready that say nothing of it."""
+        """Renew the leases of all, make those Ready that say nothing of it, and take the taints of the unready away.
+
+        The API server gives these to every new node; where the node lifecycle controller runs, it takes them too.
+        """
         for node in self.all():
             self._renew(node["metadata"]["name"])
-            conditions = {entry["type"]: entry["status"] for entry in node["status"].get("conditions") or ()}
-            if conditions.get("Ready") != "True":
-                status = {"conditions": [ready()], "allocatable": node["status"].get("allocatable") or AMOUNTS}
-                where = f"/api/v1/nodes/{node['metadata']['name']}/status"
-                self._asked("PATCH", where, {"status": status})
+            self._make_ready(node)
+
+    def _make_ready(self, node: JSON) -> None:
+        where = f"/api/v1/nodes/{node['metadata']['name']}"
+        conditions = {entry["type"]: entry["status"] for entry in node["status"].get("conditions") or ()}
+        if conditions.get("Ready") != "True":
+            status = {"conditions": [ready()], "allocatable": node["status"].get("allocatable") or AMOUNTS}
+            self._asked("PATCH", f"{where}/status", {"status": status})
+        taints = node["spec"].get("taints") or []
+        kept = [taint for taint in taints if taint["key"] not in _UNREADY]
+        if kept != taints:
+            self._asked("PATCH", where, {"spec": {"taints": kept or None}})
 
     def _renew(self, name: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {"holderIdentity": name, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}
         lease = {"metadata": {"name": name}, "spec": spec}
-        if self._asked("PUT", f"{LEASES}/{name}", lease) == _NOT_FOUND:
+        if self._asked("PATCH", f"{LEASES}/{name}", lease) == _NOT_FOUND:
             self._asked("POST", LEASES, lease)
 
     def _asked(self, method: str, where: str, body: JSON) -> int:

@@ -43,6 +43,8 @@ class Server:
         stored["metadata"].setdefault("creationTimestamp", f"2026-01-01T00:00:{len(self.nodes):02}Z")
         if resource == "nodes":
             stored["status"] = {}
+            taints = stored.setdefault("spec", {}).setdefault("taints", [])
+            taints.append({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"})
             self.nodes[name] = stored
         else:
             self.slices[name] = stored
@@ -69,13 +71,15 @@ class Server:
         name = where.split("/")[4]
         if name not in self.nodes:
             return 404, {}
-        part = "status" if where.endswith("/status") else "metadata"
-        self.nodes[name][part].update(body[part])
+        for part in body:
+            self.nodes[name][part].update(body[part])
         return 200, self.nodes[name]
 
     def _lease(self, method: str, where: str, body: JSON) -> tuple[int, JSON]:
         name = body["metadata"]["name"]
-        if method == "PUT" and name not in self.leases:
+        if method == "PUT":
+            return 422, {"reason": "Invalid", "message": "metadata.resourceVersion: must be specified for an update"}
+        if method == "PATCH" and name not in self.leases:
             return 404, {}
         self.leases[name] = body
         return 200, body
@@ -99,6 +103,18 @@ def test_a_node_that_was_added_is_ready_and_known_as_fake(server: Server, nodes:
     (condition,) = node["status"]["conditions"]
     assert (condition["type"], condition["status"]) == ("Ready", "True")
     assert node["spec"]["providerID"] == "kwok:node-0"
+
+
+def test_pods_can_be_placed_on_it_and_taints_of_others_stay(server: Server, nodes: FakeNodes) -> None:
+    nodes.add("node-0", {})
+    document = node_document("new", {})
+    document["spec"]["taints"] = [{"key": "kwok-provider", "effect": "NoSchedule"}]
+    server.create("nodes", None, document)
+
+    nodes.beat()
+
+    assert server.nodes["node-0"]["spec"]["taints"] is None
+    assert [taint["key"] for taint in server.nodes["new"]["spec"]["taints"]] == ["kwok-provider"]
 
 
 def test_nodes_are_found_by_their_labels_the_oldest_first_and_real_ones_never(server: Server, nodes: FakeNodes) -> None:
