@@ -2,8 +2,9 @@
 
 A line of JSON on the standard input asks for one: ``base`` (folder of a ``CrashNode``), ``scenario`` (its name),
 ``uid``, ``verb`` (``prepare``, ``unprepare``, or ``start``, which is the start alone) and where it ends: ``point`` (a
-crash point) or ``call`` (before the n-th call that changes a file, counted by the preloaded library; 0: none). The
-answer is a line of JSON: ``status`` as of ``subprocess``, and ``count``, the calls that were counted.
+crash point, or null) or ``call`` (before the n-th call that changes a file, counted by the preloaded library; 0: none).
+With ``torn`` a call that writes has been done in part. The answer is a line of JSON: ``status`` as of ``subprocess``,
+and ``count``, the calls that were counted.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ def live(order: dict[str, Any], control: Control) -> bool:
     node = CrashNode(Path(order["base"]), scenario.settings, pytest.MonkeyPatch())
     verb, uid = order["verb"], order["uid"]
     if verb == "start":
-        control.arm(order.get("call", 0))
+        control.arm(order["call"], torn=order["torn"])
         life = node.restart()
         control.disarm()
         return not life.problems
     life = node.restart()
     document = scenario.claim(node, uid)
-    point = order.get("point")
+    point = order["point"]
     node.faults = lambda passed: die() if passed == point else None
-    control.arm(order.get("call", 0))
+    control.arm(order["call"], torn=order["torn"])
     answers = life.prepare(document) if verb == "prepare" else life.unprepare(uid)
     control.disarm()
     failed = [answer for answer in answers if isinstance(answer, ClaimError)]

@@ -97,8 +97,9 @@ def test_sigkill_before_any_call_that_changes_a_file(worlds: Worlds, killer: Kil
             if verb == "unprepare":
                 world.prepare()
             call = chance.randint(1, counts[verb])
-            status, _ = killer.run(world, verb, call=call)
+            torn = chance.random() < 0.5
+            status, _ = killer.run(world, verb, call=call, torn=torn)
             assert status == KILLED, f"round {number}: {verb} is not killed at call {call} of {counts[verb]}"
             if number % 3 == 2:  # its successor dies as well, while it makes things right
-                killer.run(world, "start", call=chance.randint(1, 20))
+                killer.run(world, "start", call=chance.randint(1, 20), torn=torn)
             then_it_is_as_if_nothing_had_happened(world, verb)

@@ -118,19 +118,22 @@ class Killer:
             env={**os.environ, **control.environment},
         )
 
-    def run(self, world: World, verb: str, *, point: str | None = None, call: int = 0) -> tuple[int, int]:
+    def run(
+        self, world: World, verb: str, *, point: str | None = None, call: int = 0, torn: bool = False
+    ) -> tuple[int, int]:
         """One driver's life on a node where none lives now; gives its exit status and the calls that it made.
 
         Args:
             verb: ``prepare``, ``unprepare`` or ``start``.
             point: the crash point at which it ends.
             call: before which call that changes a file it ends; 0: it does not.
+            torn: that call, if it is a write, has been done in part.
         """
         world.node.life.end()
         order = {"base": str(world.node.base), "scenario": world.scenario.name, "uid": UID, "verb": verb}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({**order, "point": point, "call": call}) + "\n")
+        self._process.stdin.write(json.dumps({**order, "point": point, "call": call, "torn": torn}) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         return answer["status"], answer["count"]

@@ -30,11 +30,11 @@ struct control {
     int64_t kill_at; /* the process ends before this call; 0: never */
     int64_t code;    /* errno of calls that fail; 0: none do */
     int64_t kinds;   /* which kinds of calls fail */
-    int64_t torn;    /* a write that fails has written its first half */
+    int64_t torn;    /* a write that fails, or before which the process ends, has written a part */
     int64_t failed;  /* calls that failed */
     int64_t trace;   /* write down every call */
     char under[512];
-    char match[512]; /* part of the path of calls that fail */
+    char match[512]; /* parts of the paths of calls that fail, with | between them */
     char log[512];   /* file for the trace */
 };
 
@@ -87,7 +87,24 @@ static void note(int kind, const char *path) {
     }
 }
 
-/* 0: go on. Else the errno with which the call is to fail. */
+enum { SECTOR = 512, END = -1 };
+
+static void end(void) {
+    syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+}
+
+static int matches(const char *path) {
+    char parts[sizeof control->match], *state = NULL;
+    memcpy(parts, control->match, sizeof parts);
+    for (char *part = strtok_r(parts, "|", &state); part; part = strtok_r(NULL, "|", &state)) {
+        if (strstr(path, part)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* 0: go on. END: write a part, and end. Else the errno with which the call is to fail. */
 static int passes(int kind, int folder, const char *path) {
     if (!control || (!control->armed && !control->code && !control->trace)) {
         return 0;
@@ -102,11 +119,13 @@ static int passes(int kind, int folder, const char *path) {
         }
         if (control->armed) {
             int64_t number = __atomic_add_fetch(&control->count, 1, __ATOMIC_SEQ_CST);
-            if (number == control->kill_at) {
-                syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+            if (number == control->kill_at && kind == WRITE && control->torn) {
+                code = END;
+            } else if (number == control->kill_at) {
+                end();
             }
         }
-        if (control->code && (control->kinds & kind) && strstr(full, control->match)) {
+        if (!code && control->code && (control->kinds & kind) && matches(full)) {
             __atomic_add_fetch(&control->failed, 1, __ATOMIC_SEQ_CST);
             code = (int)control->code;
         }
@@ -161,12 +180,20 @@ OPENS(open64)
 OPENS_AT(openat)
 OPENS_AT(openat64)
 
+/* A kernel that sees that the process is to end has written whole sectors; a disk that is full may take any part. */
+static size_t part_of(int code, size_t size) {
+    return code == END ? size / 2 / SECTOR * SECTOR : size / 2;
+}
+
 ssize_t write(int file, const void *data, size_t size) {
     REAL(ssize_t, write, int, const void *, size_t)
     int code = passes(WRITE, file, NULL);
     if (code) {
-        if (control->torn && size > 1) {
-            real(file, data, size / 2);
+        if (control->torn && part_of(code, size)) {
+            real(file, data, part_of(code, size));
+        }
+        if (code == END) {
+            end();
         }
         errno = code;
         return -1;
@@ -178,8 +205,11 @@ ssize_t pwrite64(int file, const void *data, size_t size, off64_t at) {
     REAL(ssize_t, pwrite64, int, const void *, size_t, off64_t)
     int code = passes(WRITE, file, NULL);
     if (code) {
-        if (control->torn && size > 1) {
-            real(file, data, size / 2, at);
+        if (control->torn && part_of(code, size)) {
+            real(file, data, part_of(code, size), at);
+        }
+        if (code == END) {
+            end();
         }
         errno = code;
         return -1;

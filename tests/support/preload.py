@@ -91,8 +91,9 @@ class Control:
             made._map = mmap.mmap(file.fileno(), _SIZE)
         return made
 
-    def arm(self, kill_at: int = 0) -> None:
-        """Count from now on, and end the process before the n-th call."""
+    def arm(self, kill_at: int = 0, *, torn: bool = False) -> None:
+        """Count from now on, and end the process before the n-th call; ``torn``: in the midst of it if it writes."""
+        self._put("torn", int(torn))
         self._put("count", 0)
         self._put("kill_at", kill_at)
         self._put("armed", 1)
@@ -103,7 +104,8 @@ class Control:
         return self.number("count")
 
     def fail(self, match: str, code: int, kinds: Kind, *, torn: bool = False) -> None:
-        """From now on calls of these kinds fail where ``match`` is a part of the path."""
+        """From now on calls of these kinds fail where ``match`` is a part of the path (or one of several, with ``|``
+        between them); ``torn``: a write that fails has written its first half."""
         self._put("failed", 0)
         self._put("torn", int(torn))
         self._put("kinds", int(kinds))
