@@ -152,7 +152,7 @@ class Plane:
                     found[name] = verdict
             return len(found) == len(pods)
 
-        until(all_decided, f"verdicts on {len(pods)} pods")
+        until(all_decided, f"verdicts on {len(pods)} pods", every=0.1)
         return found
 
     def remove(self, name: str) -> None:
@@ -168,7 +168,7 @@ class Plane:
         for resource in CLUSTER_WIDE:
             if resource != "devicetaintrules" or self.release >= 37:
                 self.api.call("DELETE", path(resource), **chosen)
-        until(lambda: not self.api.items("resourceclaims", self.namespace, **chosen), "claims to be gone")
+        until(lambda: not self.api.items("resourceclaims", self.namespace, **chosen), "claims to be gone", every=0.1)
 
 
 def results_of(claim: Document) -> list[Document]:
@@ -178,9 +178,8 @@ def results_of(claim: Document) -> list[Document]:
 
 
 def _verdict(found: Document, claims: list[Document]) -> Verdict | None:
-    node = found["spec"].get("nodeName", "")
-    if all("allocation" in claim.get("status", {}) for claim in claims) and (node or claims):
-        return Verdict(tuple(claims), node=node)
+    if all("allocation" in claim.get("status", {}) for claim in claims):
+        return Verdict(tuple(claims), node=found["spec"].get("nodeName", ""))
     for condition in found["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition.get("reason") in REFUSED:
             return Verdict((), condition["reason"], condition.get("message", ""))
