@@ -32,7 +32,7 @@ DEVICE: Document = {
     "capacity": {"memory": {"value": "80Gi"}, "other.io/cores": {"value": "1500m"}, "k": {"value": "7"}},
 }
 LISTED: Document = DEVICE | {"attributes": DEVICE["attributes"] | {"names": {"strings": ["a", "b"]}}}
-_OVER_MAP = re.compile(r"device\.(attributes|capacity)(\[[^\]]*\])?\.(all|exists|exists_one|map|filter)\(")
+_OVER_MAP = re.compile(r"(device\.(attributes|capacity)(\[[^\]]*\])?|\})\.(all|exists|exists_one|map|filter)\(")
 """Going through a map may stop early, and a Go map has no order: the cost is then chance and is not recorded."""
 
 

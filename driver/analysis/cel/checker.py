@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import regex
+from . import formatting, regex
 from .environment import Environment
-from .errors import CompileError, UnsupportedError
+from .errors import CompileError
 from .overloads import Overload
-from .tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select
+from .tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select, qualified
 from .types import BOOL, DEVICE, DYN, STRING, WILD, Substitution, Type, list_of, map_of, optional_of
 
 _LOGIC: Final = frozenset(("_&&_", "_||_"))
+_PLAIN_TYPES: Final = ("int", "uint", "double", "bool", "string", "bytes", "list", "map", "null_type", "type")
 _TYPE_NAMES: Final = frozenset(
-    ("net.IP", "net.CIDR", "kubernetes.Quantity", "kubernetes.Semver", "google.protobuf.Duration")
+    (*_PLAIN_TYPES, "optional_type", "net.IP", "net.CIDR", "google.protobuf.Duration", "google.protobuf.Timestamp")
 )
+"""Types that have a name in expressions; those of Kubernetes' own values have none."""
+NULL_VALUE: Final = "google.protobuf.NullValue.NULL_VALUE"
+"""The one constant of an enum that upstream knows: the number 0."""
 _PATTERNS: Final = frozenset(("matches", "find", "findAll"))
-
-
-def qualified(node: Node) -> str:
-    """``a.b.c`` where the node is made of plain selections, else nothing."""
-    if isinstance(node, Ident):
-        return node.name
-    if isinstance(node, Select) and not node.test and not node.optional:
-        before = qualified(node.operand)
-        return f"{before}.{node.name}" if before else ""
-    return ""
 
 
 class Checker:
@@ -33,10 +27,14 @@ class Checker:
 
     def __init__(self, source: str, environment: Environment) -> None:
         self.source = source
+        self.release = environment.release
         self._environment = environment
         self._types = Substitution()
         self._scopes: list[dict[str, Type]] = [{"device": DEVICE}]
         self._literals: list[list[tuple[Node, Type]]] = []
+        self._formats: list[Call] = []
+        self._formatting = 0
+        self._known: dict[int, Type] = {}
         self.chosen: dict[int, list[Overload]] = {}
         self.names: dict[int, str] = {}
 
@@ -50,7 +48,18 @@ class Checker:
         type_ = self._types.settled(self._type(tree))
         for entries in self._literals:
             self._homogeneous(entries)
+        for call in self._formats:
+            self._formatted(call)
         return type_
+
+    def _formatted(self, call: Call) -> None:
+        """A constant format takes as many values as it has clauses, each of a type that its clause writes."""
+        text, args = call.target, call.args[0]
+        assert isinstance(text, Literal)
+        assert isinstance(args, ListNode)
+        wrong, why = formatting.problem(str(text.value), args, lambda node: self._types.settled(self._known[id(node)]))
+        if why:
+            raise self._error(wrong or call, why)
 
     def _homogeneous(self, entries: list[tuple[Node, Type]]) -> None:
         """The elements of a literal have one type; one that is known only to a run is another (ASTValidators)."""
@@ -64,6 +73,10 @@ class Checker:
         return CompileError(message, self.source, node.position)
 
     def _type(self, node: Node) -> Type:
+        found = self._known[id(node)] = self._typed(node)
+        return found
+
+    def _typed(self, node: Node) -> Type:
         if isinstance(node, Literal):
             return Type(node.type)
         if isinstance(node, Ident):
@@ -84,14 +97,14 @@ class Checker:
         for scope in reversed(self._scopes):
             if node.name in scope:
                 return scope[node.name]
-        if node.name in ("int", "uint", "double", "bool", "string", "bytes", "list", "map", "null_type", "type"):
+        if node.name in _TYPE_NAMES:
             return Type("type")
         raise self._error(node, f"undeclared reference to '{node.name}' (in container '')")
 
     def _select(self, node: Select) -> Type:
-        if qualified(node) in _TYPE_NAMES:
+        if qualified(node) in (*_TYPE_NAMES, NULL_VALUE) and not node.test:
             self.names[id(node)] = qualified(node)
-            return Type("type")
+            return Type("int" if qualified(node) == NULL_VALUE else "type")
         operand = self._types.settled(self._type(node.operand), leave=True)
         optional = operand.name == "optional"
         if optional:
@@ -123,10 +136,15 @@ class Checker:
         name = self._function_name(node)
         if node.target is not None and node.function in ("or", "orValue") and name == node.function:
             return self._or(node)
-        args = [self._type(each) for each in node.args]
-        if node.target is not None and name == node.function:
-            args.insert(0, self._type(node.target))
         member = node.target is not None and name == node.function
+        self._formatting += node.function == "format"
+        args = [self._type(each) for each in node.args]
+        if node.target is not None and member:
+            args.insert(0, self._type(node.target))
+        self._formatting -= node.function == "format"
+        constant = isinstance(node.target, Literal) and node.target.type == "string"
+        if name == "format" and constant and len(node.args) == 1 and isinstance(node.args[0], ListNode):
+            self._formats.append(node)
         self.names[id(node)] = name
         self._literal_pattern(node, name)
         return self._resolve(node, name, member, args)
@@ -136,14 +154,10 @@ class Checker:
             return node.function
         before = qualified(node.target)
         whole = f"{before}.{node.function}" if before else ""
-        if whole in self._environment.unsupported:
-            raise UnsupportedError(f"the function {whole} is not supported", self.source, node.position)
         return whole if whole in self._environment.functions else node.function
 
     def _resolve(self, node: Call, name: str, member: bool, args: list[Type]) -> Type:
         candidates = [each for each in self._environment.functions.get(name, ()) if each.member == member]
-        if name in self._environment.unsupported:
-            raise UnsupportedError(f"the function {name} is not supported", self.source, node.position)
         if not candidates and name not in self._environment.functions:
             raise self._error(node, f"undeclared reference to '{name}' (in container '')")
         found: list[Overload] = []
@@ -215,8 +229,8 @@ class Checker:
         for index, entry in enumerate(node.entries):
             this = self._entry(entry, index in node.optional)
             entries.append((entry, this))
-            element = self._joined(entry, element, this)
-        if entries:
+            element = self._joined(element, this)
+        if entries and not self._formatting:
             self._literals.append(entries)
         return list_of(element or self._types.unknown())
 
@@ -228,9 +242,10 @@ class Checker:
         for index, (left, right) in enumerate(node.entries):
             keys.append((left, self._type(left)))
             values.append((right, self._entry(right, index in node.optional)))
-            key = self._joined(left, key, keys[-1][1])
-            value = self._joined(right, value, values[-1][1])
-        self._literals += [each for each in (keys, values) if each]
+            key = self._joined(key, keys[-1][1])
+            value = self._joined(value, values[-1][1])
+        if not self._formatting:
+            self._literals += [each for each in (keys, values) if each]
         return map_of(key or self._types.unknown(), value or self._types.unknown())
 
     def _entry(self, node: Node, optional: bool) -> Type:
@@ -243,18 +258,12 @@ class Checker:
             return DYN
         raise self._error(node, f"expected type 'optional_type(dyn)' but found '{found}'")
 
-    def _joined(self, node: Node, before: Type | None, this: Type) -> Type:
-        """The element type so far; lists and maps hold one type here (HomogeneousAggregateLiterals)."""
-        if before is None or self._types.all_assignable([this], [before]):
-            if (
-                before is not None
-                and self._types.settled(before).name not in WILD
-                and self._types.settled(this).name in WILD
-            ):
-                return this
-            return before or this
-        shown = self._types.settled(before), self._types.settled(this)
-        raise self._error(node, f"expected type '{shown[0]}' but found '{shown[1]}'")
+    def _joined(self, before: Type | None, this: Type) -> Type:
+        """The element type so far; whether all are of one type is looked at when all types are known."""
+        if before is None or not self._types.all_assignable([this], [before]):
+            return this if before is None else DYN
+        open_ = self._types.settled(this).name in WILD and self._types.settled(before).name not in WILD
+        return this if open_ else before
 
     def _fold(self, node: Fold) -> Type:
         whole = self._types.settled(self._type(node.range), leave=True)
@@ -285,14 +294,17 @@ class Checker:
         )
 
     def _literal_pattern(self, node: Call, name: str) -> None:
-        if name not in _PATTERNS or not node.args or not isinstance(node.args[-1], Literal):
+        """Constant patterns are tried at once; of ``matches(text, pattern)`` upstream tries the text as well."""
+        if name not in _PATTERNS or not node.args or (name != "matches" and node.target is None):
             return
-        pattern = node.args[-1]
-        if isinstance(pattern.value, str) and (name == "matches" or node.target is not None):
+        for each in {0, len(node.args) - 1} if name == "matches" else {0}:
+            pattern = node.args[each]
+            if not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
+                continue
             try:
                 regex.compiled(pattern.value)
             except regex.PatternError as error:
-                raise self._error(pattern, f"invalid matches argument: {error}") from error
+                raise self._error(pattern, f"invalid {name} argument: {error}") from error
 
 
 def _plain(type_: Type) -> Type:

@@ -1,59 +1,39 @@
-"""What an expression may use, by release: the fields of ``device``, the functions, and what is known to be missing."""
+"""What an expression may use, by release: the fields of ``device`` and the functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final
 
-from . import extensions, operators
+from . import extensions, kubernetes_functions, operators, time_functions
 from .overloads import Overload
 from .types import BOOL, DYN, QUANTITY, STRING, Type, map_of
 
-_MISSING: Final = frozenset(
-    [
-        "timestamp",
-        "getFullYear",
-        "getMonth",
-        "getDate",
-        "getDayOfMonth",
-        "getDayOfWeek",
-        "getDayOfYear",
-        "getHours",
-        "getMinutes",
-        "getSeconds",
-        "getMilliseconds",
-        "url",
-        "isURL",
-        "getScheme",
-        "getHostname",
-        "getHost",
-        "getPort",
-        "getEscapedPath",
-        "getQuery",
-        "format",
-        "format.named",
-        "validate",
-        "strings.quote",
-        "optional.unwrap",
-        "unwrapOpt",
-        "first",
-        "last",
-        "jsonpatch.escapeKey",
-        "path",
-        "group",
-        "serviceAccount",
-        "resource",
-        "subresource",
-        "namespace",
-        "check",
-        "fieldSelector",
-        "labelSelector",
-    ]
-)
-"""Functions that upstream's environment has and this one has not: an expression with one is reported, not guessed."""
+_SAME: Final = "bool int uint double string bytes timestamp duration"
+_ORDER: Final = {
+    "_+_": "bytes double duration timestamp int list string uint",
+    "_-_": "double duration int timestamp uint",
+    "_*_": "double int uint",
+    "_/_": "double int uint",
+    "-_": "double int",
+    "_<_": _SAME,
+    "_<=_": _SAME,
+    "_>_": _SAME,
+    "_>=_": _SAME,
+    "size": "bytes list map string",
+    "int": "int double duration string timestamp uint",
+    "uint": "uint double int string",
+    "double": "double int string uint",
+    "string": "string bool bytes double duration int timestamp uint",
+    "timestamp": "timestamp int string",
+    "duration": "duration int string",
+    "indexOf": "list string",
+    "lastIndexOf": "list string",
+}
+"""Overloads by first parameter, in upstream's order: where a type is still open, the first that fits settles it."""
 
 COST_LIMIT: Final = 1_000_000
 """CELSelectorExpressionMaxCost of resource.k8s.io."""
@@ -67,7 +47,6 @@ class Environment:
     attribute: Type
     fields: Mapping[str, Type]
     functions: Mapping[str, tuple[Overload, ...]]
-    unsupported: frozenset[str]
 
 
 @lru_cache(maxsize=16)
@@ -78,12 +57,21 @@ def environment(release: int, lists: bool = False) -> Environment:
     """
     attribute = DYN if release >= 37 or (lists and release >= 36) else Type("any")
     functions: dict[str, tuple[Overload, ...]] = {}
-    for each in (*operators.declarations(), *extensions.declarations(includes=release >= 36)):
+    subjects = (time_functions, extensions, kubernetes_functions)
+    more = (each for subject in subjects for each in subject.declarations(release))
+    for each in (*operators.declarations(), *more):
         functions[each.name] = (*functions.get(each.name, ()), each)
+    for name, order in _ORDER.items():
+        functions[name] = tuple(sorted(functions[name], key=partial(_place, order.split())))
     fields = {
         "driver": STRING,
         "allowMultipleAllocations": BOOL,
         "attributes": map_of(STRING, map_of(STRING, attribute)),
         "capacity": map_of(STRING, map_of(STRING, QUANTITY)),
     }
-    return Environment(release, attribute, MappingProxyType(fields), MappingProxyType(functions), _MISSING)
+    return Environment(release, attribute, MappingProxyType(fields), MappingProxyType(functions))
+
+
+def _place(order: list[str], overload: Overload) -> int:
+    first = overload.params[0].name
+    return order.index(first) if first in order else len(order)

@@ -1,22 +1,27 @@
-"""The extensions that Kubernetes switches on: strings, lists, sets, regular expressions, quantities, versions."""
+"""The extensions of cel-go that Kubernetes switches on: strings, regular expressions, lists, sets, optionals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cmp_to_key
 from itertools import pairwise
 from typing import Final
 
-from .. import quantity
-from ..quantity import Quantity, QuantityError
-from . import network, regex
-from .errors import EvaluationError
+from . import formatting, regex, times
+from .errors import CostError, EvaluationError, UnsupportedError
 from .operators import INT_MAX, INT_MIN, UINT_MAX
-from .overloads import Overload, allocating, declare, elements, for_types, squared, traversal
-from .values import UInt, compare, same, semver, size, tolerant_semver
+from .overloads import Overload, allocating, declare, elements, for_types, one, squared, traversal
+from .times import Duration, Timestamp
+from .values import NONE, UNORDERED, Optional, UInt, compare, same, size
 
-_COMPARABLE: Final = ("int", "uint", "double", "bool", "duration", "string", "bytes")
+_COMPARABLE: Final = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
+_COMPARED: Final = frozenset((int, UInt, float, bool, Duration, Timestamp, str, bytes))
+_STABLE: Final = 12
+"""Up to so many elements Go's sort leaves equal ones in their order; what it does with more is its own affair."""
+_MOST: Final = 1_000_000
+"""Elements of ``lists.range``: the limit of 1.37, and what costs more than any selector may."""
 
 
 def _pattern_cost(args: list[object], _: object) -> int:
@@ -44,18 +49,32 @@ def _offset(text: str, offset: int) -> bool:
     return offset < len(text)
 
 
-def _index_of(text: str, part: str, offset: int = 0) -> int:
-    if part == "":
-        return offset
-    return text.find(part, offset) if _offset(text, offset) else -1
+def _index_of(clamped: bool) -> Callable[..., int]:
+    def run(text: str, part: str, offset: int = 0) -> int:
+        if part == "":
+            return _nothing_at(text, offset, clamped)
+        return text.find(part, offset) if _offset(text, offset) else -1
+
+    return run
 
 
-def _last_index_of(text: str, part: str, offset: int | None = None) -> int:
-    if offset is None:
-        return text.rfind(part)
-    if part == "":
+def _last_index_of(clamped: bool) -> Callable[..., int]:
+    def run(text: str, part: str, offset: int | None = None) -> int:
+        if offset is None:
+            return text.rfind(part)
+        if part == "":
+            return _nothing_at(text, offset, clamped)
+        return text.rfind(part, 0, offset + len(part)) if _offset(text, offset) else -1
+
+    return run
+
+
+def _nothing_at(text: str, offset: int, clamped: bool) -> int:
+    """Where the empty text is found from an offset on; since 1.37 that is a place in the text."""
+    if not clamped:
         return offset
-    return text.rfind(part, 0, offset + len(part)) if _offset(text, offset) else -1
+    _offset(text, offset)
+    return min(offset, len(text))
 
 
 def _substring(text: str, start: int, end: int | None = None) -> str:
@@ -91,21 +110,32 @@ def _join(parts: list[object], separator: str = "") -> str:
     return separator.join(texts)
 
 
-def _strings() -> list[Overload]:
+_QUOTED: Final = {"\a": r"\a", "\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\v": r"\v",
+                  "\\": r"\\", '"': r"\""}  # fmt: skip
+
+
+def _quote(text: str) -> str:
+    return '"' + "".join(_QUOTED.get(each, each) for each in text) + '"'
+
+
+def _strings(release: int) -> list[Overload]:
+    new = release >= 37
+    index, last = _index_of(new), _last_index_of(new)
+    begins = traversal(1 if new else 0)
     return [
         declare("*contains(string, string) -> bool", lambda a, b: b in a, _contains_cost),
-        declare("*startsWith(string, string) -> bool", lambda a, b: a.startswith(b), traversal(1)),
-        declare("*endsWith(string, string) -> bool", lambda a, b: a.endswith(b), traversal(1)),
+        declare("*startsWith(string, string) -> bool", lambda a, b: a.startswith(b), begins),
+        declare("*endsWith(string, string) -> bool", lambda a, b: a.endswith(b), begins),
         declare("*matches(string, string) -> bool", regex.matches, _pattern_cost),
-        declare("matches(string, string) -> bool", regex.matches, _pattern_cost),
+        declare("matches(string, string) -> bool", regex.matches, _pattern_cost if new else one),
         declare("*find(string, string) -> string", regex.find, _pattern_cost),
         declare("*findAll(string, string) -> list(string)", regex.find_all, _pattern_cost),
         declare("*findAll(string, string, int) -> list(string)", regex.find_all, _pattern_cost),
         declare("*charAt(string, int) -> string", _char_at),
-        declare("*indexOf(string, string) -> int", _index_of, elements),
-        declare("*indexOf(string, string, int) -> int", _index_of, elements),
-        declare("*lastIndexOf(string, string) -> int", _last_index_of, elements),
-        declare("*lastIndexOf(string, string, int) -> int", _last_index_of, elements),
+        declare("*indexOf(string, string) -> int", index, elements, elements),
+        declare("*indexOf(string, string, int) -> int", index, elements),
+        declare("*lastIndexOf(string, string) -> int", last, elements, elements),
+        declare("*lastIndexOf(string, string, int) -> int", last, elements),
         declare("*lowerAscii(string) -> string", _ascii(str.lower), traversal()),
         declare("*upperAscii(string) -> string", _ascii(str.upper), traversal()),
         declare("*trim(string) -> string", lambda text: text.strip(), traversal()),
@@ -121,6 +151,8 @@ def _strings() -> list[Overload]:
         declare("*substring(string, int, int) -> string", _substring, traversal()),
         declare("*join(list(string)) -> string", _join, _join_cost),
         declare("*join(list(string), string) -> string", _join, _join_cost),
+        declare("*format(string, list(dyn)) -> string", formatting.run, traversal()),
+        declare("strings.quote(string) -> string", _quote, traversal()),
     ]
 
 
@@ -137,15 +169,87 @@ def _extreme(wanted: int, name: str) -> Callable[[list[object]], object]:
     return run
 
 
-def _total(values: list[object], zero: object) -> object:
-    total = zero
+def _total(zero: float) -> Callable[[list[object]], object]:
+    def run(values: list[object]) -> object:
+        total = zero
+        for value in values:
+            if not isinstance(value, (int, float)) or type(value) is not type(zero):
+                raise EvaluationError("no such overload")
+            total = type(zero)(total + value)
+            if isinstance(total, int) and not INT_MIN <= total <= (UINT_MAX if isinstance(zero, UInt) else INT_MAX):
+                raise EvaluationError("integer overflow")
+        return total
+
+    return run
+
+
+def _whole_span(values: list[object]) -> object:
+    total = Duration(0)
     for value in values:
-        if type(value) is not type(zero):
+        if not isinstance(value, Duration):
             raise EvaluationError("no such overload")
-        total = type(zero)(total + value)  # type: ignore[call-arg, operator]  # numbers of one type, as looked at above
-    if isinstance(total, int) and not INT_MIN <= total <= (UINT_MAX if isinstance(zero, UInt) else INT_MAX):
-        raise EvaluationError("integer overflow")
+        total = times.span(total.nanos + value.nanos)
     return total
+
+
+def _sort(values: list[object]) -> list[object]:
+    return _sort_by(values, values)
+
+
+def _sort_by(values: list[object], keys: list[object]) -> list[object]:
+    """The values in the order of their keys, as Go's unstable sort leaves them."""
+    if not values:
+        return values
+    if type(keys[0]) not in _COMPARED:
+        raise EvaluationError("list elements must be comparable")
+    if any(type(key) is not type(keys[0]) for key in keys):
+        raise EvaluationError("list elements must have the same type")
+    if len(keys) <= _STABLE:
+        return [values[index] for index in _inserted(keys)]
+    pairs = sorted(zip(keys, values, strict=True), key=cmp_to_key(_by_key))
+    for (key, value), (after, other) in pairwise(pairs):
+        order = compare(key, after)
+        if order == UNORDERED or (order == 0 and repr(value) != repr(other)):
+            raise UnsupportedError("the order in which a long list with equal keys is sorted is left to chance")
+    return [value for _, value in pairs]
+
+
+def _by_key(one: tuple[object, object], other: tuple[object, object]) -> int:
+    return compare(one[0], other[0])
+
+
+def _inserted(keys: list[object]) -> list[int]:
+    order = list(range(len(keys)))
+    for end in range(1, len(keys)):
+        at = end
+        while at and compare(keys[order[at]], keys[order[at - 1]]) == -1:
+            order[at - 1], order[at] = order[at], order[at - 1]
+            at -= 1
+    return order
+
+
+def _range(limited: bool) -> Callable[[int], list[int]]:
+    def run(count: int) -> list[int]:
+        if limited and count < 0:
+            raise EvaluationError(f"lists.range: size must be non-negative, got {count}")
+        if limited and count > _MOST:
+            raise EvaluationError(f"lists.range: size {count} exceeds maximum allowed ({_MOST})")
+        if count > _MOST:
+            raise CostError("operation cancelled: actual cost limit exceeded")
+        return list(range(count))
+
+    return run
+
+
+def _unwrapped(values: list[object]) -> list[object]:
+    for value in values:
+        if not isinstance(value, Optional):
+            raise EvaluationError("no such overload")
+    return [value.value for value in values if isinstance(value, Optional) and value.present]
+
+
+def _at(index: int) -> Callable[[list[object]], Optional]:
+    return lambda values: Optional(values[index], True) if values else NONE
 
 
 def _sorted(values: list[object]) -> bool:
@@ -204,23 +308,40 @@ def _product(factor: int) -> Callable[[list[object], object], int]:
     return lambda args, _: 1 + size(args[0]) * size(args[1]) * factor
 
 
-def _lists() -> list[Overload]:
+def _lists(release: int) -> list[Overload]:
+    flatten = declare("*flatten(list(list(A))) -> list(A)", _flatten, _flatten_cost)
     return [
-        *for_types("*isSorted(list(?)) -> bool", _COMPARABLE, _sorted, elements),
-        *for_types("*min(list(?)) -> ?", _COMPARABLE, _extreme(1, "min"), elements),
-        *for_types("*max(list(?)) -> ?", _COMPARABLE, _extreme(-1, "max"), elements),
-        *for_types("*sort(list(?)) -> list(?)", _COMPARABLE, lambda v: sorted(v, key=cmp_to_key(compare)), squared),
-        declare("*sum(list(int)) -> int", lambda values: _total(values, 0), elements),
-        declare("*sum(list(uint)) -> uint", lambda values: _total(values, UInt(0)), elements),
-        declare("*sum(list(double)) -> double", lambda values: _total(values, 0.0), elements),
-        declare("*indexOf(list(A), A) -> int", _find, elements),
-        declare("*lastIndexOf(list(A), A) -> int", _find_last, elements),
+        *for_types("*isSorted(list(?)) -> bool", _COMPARABLE, _sorted, elements, elements),
+        *for_types("*min(list(?)) -> ?", _COMPARABLE, _extreme(1, "min"), elements, elements),
+        *for_types("*max(list(?)) -> ?", _COMPARABLE, _extreme(-1, "max"), elements, elements),
+        *for_types("*sort(list(?)) -> list(?)", _COMPARABLE, _sort, squared()),
+        *for_types("*@sortByAssociatedKeys(list(A), list(?)) -> list(A)", _COMPARABLE, _sort_by, squared(1)),
+        declare("*sum(list(int)) -> int", _total(0), elements, elements),
+        declare("*sum(list(uint)) -> uint", _total(UInt(0)), elements, elements),
+        declare("*sum(list(double)) -> double", _total(0.0), elements, elements),
+        declare("*sum(list(duration)) -> duration", _whole_span, elements, elements),
+        declare("*indexOf(list(A), A) -> int", _find, elements, elements),
+        declare("*lastIndexOf(list(A), A) -> int", _find_last, elements, elements),
         declare("*slice(list(A), int, int) -> list(A)", _slice, allocating),
-        declare("*distinct(list(A)) -> list(A)", _distinct, squared),
+        declare("*distinct(list(A)) -> list(A)", _distinct, squared()),
         declare("*reverse(list(A)) -> list(A)", lambda values: values[::-1], allocating),
-        declare("*flatten(list(list(A))) -> list(A)", _flatten, _flatten_cost),
+        replace(flatten, guards=((frozenset((list, tuple)), None),)),  # upstream's takes flat lists too
         declare("*flatten(list(dyn), int) -> list(dyn)", _flatten, _flatten_cost),
-        declare("lists.range(int) -> list(int)", lambda count: list(range(count)), allocating),
+        declare("lists.range(int) -> list(int)", _range(release >= 37), allocating),
+        *_sets(),
+        *_optionals(),
+        *_including(release),
+    ]
+
+
+def _including(release: int) -> list[Overload]:
+    """``includes`` is DRA's own in 1.36 and costs nothing special there."""
+    cost = elements if release >= 37 else one
+    return [declare("*includes(dyn, dyn) -> bool", _includes, cost)] if release >= 36 else []
+
+
+def _sets() -> list[Overload]:
+    return [
         declare("sets.contains(list(A), list(A)) -> bool", _subset, _product(1)),
         declare("sets.equivalent(list(A), list(A)) -> bool", lambda a, b: _subset(a, b) and _subset(b, a), _product(2)),
         declare(
@@ -229,114 +350,15 @@ def _lists() -> list[Overload]:
     ]
 
 
-def _to_quantity(text: str) -> Quantity:
-    try:
-        return quantity.parse(text)
-    except QuantityError as error:
-        raise EvaluationError(str(error)) from error
-
-
-def _is_quantity(text: str) -> bool:
-    try:
-        quantity.parse(text)
-    except QuantityError:
-        return False
-    return True
-
-
-def _is_semver(text: str, tolerant: bool = False) -> bool:
-    try:
-        _to_semver(text, tolerant)
-    except EvaluationError:
-        return False
-    return True
-
-
-def _to_semver(text: str, tolerant: bool = False) -> object:
-    return tolerant_semver(text) if tolerant else semver(text)
-
-
-def _as_integer(value: Quantity) -> int:
-    if not value.integer:
-        raise EvaluationError("cannot convert value to integer")
-    return value.nanos // quantity.NANO
-
-
-def _order(one: int, other: int) -> int:
-    return (one > other) - (one < other)
-
-
-def _quantities() -> list[Overload]:
-    it = "kubernetes.Quantity"
+def _optionals() -> list[Overload]:
     return [
-        declare(f"quantity(string) -> {it}", _to_quantity, traversal()),
-        declare("isQuantity(string) -> bool", _is_quantity, traversal()),
-        declare(f"sign({it}) -> int", lambda a: _order(a.nanos, 0)),
-        declare(f"*isGreaterThan({it}, {it}) -> bool", lambda a, b: a.nanos > b.nanos),
-        declare(f"*isLessThan({it}, {it}) -> bool", lambda a, b: a.nanos < b.nanos),
-        declare(f"*compareTo({it}, {it}) -> int", lambda a, b: _order(a.nanos, b.nanos)),
-        declare(f"*asApproximateFloat({it}) -> double", lambda a: a.nanos / quantity.NANO),
-        declare(f"*asInteger({it}) -> int", _as_integer),
-        declare(f"*isInteger({it}) -> bool", lambda a: a.integer),
-        declare(f"*add({it}, {it}) -> {it}", quantity.add),
-        declare(f"*add({it}, int) -> {it}", lambda a, b: quantity.add(a, quantity.whole(b, quantity.EXPONENT))),
-        declare(f"*sub({it}, {it}) -> {it}", quantity.subtract),
-        declare(f"*sub({it}, int) -> {it}", lambda a, b: quantity.subtract(a, quantity.whole(b, quantity.EXPONENT))),
+        declare("*first(list(A)) -> optional(A)", _at(0)),
+        declare("*last(list(A)) -> optional(A)", _at(-1)),
+        declare("optional.unwrap(list(optional(A))) -> list(A)", _unwrapped),
+        declare("*unwrapOpt(list(optional(A))) -> list(A)", _unwrapped),
     ]
 
 
-def _versions() -> list[Overload]:
-    it = "kubernetes.Semver"
-    return [
-        declare(f"semver(string) -> {it}", _to_semver, traversal()),
-        declare(f"semver(string, bool) -> {it}", _to_semver, traversal()),
-        declare("isSemver(string) -> bool", _is_semver, traversal()),
-        declare("isSemver(string, bool) -> bool", _is_semver, traversal()),
-        declare(f"*isGreaterThan({it}, {it}) -> bool", lambda a, b: a > b),
-        declare(f"*isLessThan({it}, {it}) -> bool", lambda a, b: a < b),
-        declare(f"*compareTo({it}, {it}) -> int", lambda a, b: (a > b) - (a < b)),
-        declare(f"*major({it}) -> int", lambda a: a.major),
-        declare(f"*minor({it}) -> int", lambda a: a.minor),
-        declare(f"*patch({it}) -> int", lambda a: a.patch),
-    ]
-
-
-def _contains_ip(args: list[object], _: object) -> int:
-    text = math.ceil(size(args[1]) * 0.1) if isinstance(args[1], str) else 0
-    return math.ceil(2 * size(args[0]) * 0.1) + text
-
-
-def _contains_cidr(args: list[object], result: object) -> int:
-    return _contains_ip(args, result) + math.ceil(size(args[0]) * 0.1) + 1
-
-
-def _networks() -> list[Overload]:
-    one, net = "net.IP", "net.CIDR"
-    return [
-        declare("isIP(string) -> bool", network.is_ip, traversal()),
-        declare(f"ip(string) -> {one}", network.ip, traversal()),
-        declare("ip.isCanonical(string) -> bool", lambda text: str(network.ip(text)) == text, traversal(factor=2)),
-        declare(f"*family({one}) -> int", lambda a: a.address.version),
-        declare(f"*isUnspecified({one}) -> bool", lambda a: a.address.is_unspecified),
-        declare(f"*isLoopback({one}) -> bool", lambda a: a.address.is_loopback),
-        declare(f"*isLinkLocalMulticast({one}) -> bool", network.IP.is_link_local_multicast),
-        declare(f"*isLinkLocalUnicast({one}) -> bool", lambda a: a.address.is_link_local),
-        declare(f"*isGlobalUnicast({one}) -> bool", network.IP.is_global_unicast),
-        declare(f"string({one}) -> string", str),
-        declare("isCIDR(string) -> bool", network.is_cidr, traversal()),
-        declare(f"cidr(string) -> {net}", network.cidr, traversal()),
-        declare(f"*containsIP({net}, string) -> bool", lambda a, b: a.contains(network.ip(b).address), _contains_ip),
-        declare(f"*containsIP({net}, {one}) -> bool", lambda a, b: a.contains(b.address), _contains_ip),
-        declare(f"*containsCIDR({net}, string) -> bool", lambda a, b: a.covers(network.cidr(b)), _contains_cidr),
-        declare(f"*containsCIDR({net}, {net}) -> bool", network.Cidr.covers, _contains_cidr),
-        declare(f"*ip({net}) -> {one}", lambda a: network.IP(a.address)),
-        declare(f"*prefixLength({net}) -> int", lambda a: a.bits),
-        declare(f"*masked({net}) -> {net}", network.Cidr.masked),
-        declare(f"string({net}) -> string", str),
-    ]
-
-
-def declarations(*, includes: bool) -> list[Overload]:
-    """All of them; ``includes`` is there since 1.36."""
-    more = [declare("*includes(dyn, dyn) -> bool", _includes, elements)] if includes else []
-    return [*_strings(), *_lists(), *_quantities(), *_versions(), *_networks(), *more]
+def declarations(release: int) -> list[Overload]:
+    """All of them as Kubernetes 1.<release> has them."""
+    return [*_strings(release), *_lists(release)]

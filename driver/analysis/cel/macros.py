@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from .errors import CompileError, UnsupportedError
+from .errors import CompileError
 from .tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select
 
 ACCUMULATOR: Final = "@result"
+_SORTED: Final = "@__sortBy_input__"
 
 
 def expand(name: str, target: Node | None, args: list[Node], position: int, source: str) -> Node | None:
@@ -19,14 +20,11 @@ def expand(name: str, target: Node | None, args: list[Node], position: int, sour
 
     Raises:
         CompileError: a macro with an argument that is no plain name.
-        UnsupportedError: a macro that upstream has and this evaluator has not.
     """
     if target is None:
         return _has(args, position, source) if (name, len(args)) == ("has", 1) else None
     if isinstance(target, Ident) and target.name == "cel" and (name, len(args)) == ("bind", 3):
         return _bind(args, position, source)
-    if (name, len(args)) == ("sortBy", 2):
-        raise UnsupportedError(f"the macro {name} is not supported", source, position)
     maker = _MACROS.get((name, len(args)))
     return maker(target, args, position, source) if maker else None
 
@@ -130,6 +128,13 @@ def _let(name: str, value: Node, result: Node, at: int) -> Node:
     return Fold(at, ListNode(at, []), "#unused", "", name, value, Literal(at, "bool", False), Ident(at, name), result)
 
 
+def _sort_by(target: Node, args: list[Node], at: int, source: str) -> Node:
+    if isinstance(target, (Literal, MapNode)):
+        raise CompileError("sortBy can only be applied to a list or to what gives one", source, target.position)
+    keys = _listing(1, filtered=False)(Ident(at, _SORTED), args, at, source)
+    return _let(_SORTED, target, Call(at, "@sortByAssociatedKeys", [keys], Ident(at, _SORTED)), at)
+
+
 def _optional(flat: bool) -> Callable[..., Node]:
     def make(target: Node, args: list[Node], at: int, source: str) -> Node:
         name = _variable(args[0], source)
@@ -158,6 +163,7 @@ _MACROS: Final[dict[tuple[str, int], Callable[..., Node]]] = {
     ("transformMap", 4): _mapping(filtered=True, entry=False),
     ("transformMapEntry", 3): _mapping(filtered=False, entry=True),
     ("transformMapEntry", 4): _mapping(filtered=True, entry=True),
+    ("sortBy", 2): _sort_by,
     ("optMap", 2): _optional(flat=False),
     ("optFlatMap", 2): _optional(flat=True),
 }

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
+from . import times
 from .errors import EvaluationError
+from .gotext import general
 from .overloads import Overload, declare, for_types, one, smaller, traversal
-from .values import Duration, Optional, TypeValue, UInt, compare, equal, no_overload, same, size, type_name
+from .times import Duration
+from .values import UNORDERED, Optional, TypeValue, UInt, compare, equal, no_overload, same, size, type_name
 
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**63 - 1
 UINT_MAX: Final = 2**64 - 1
-_ORDERED: Final = ("bool", "int", "uint", "double", "string", "bytes", "duration")
-_CROSS: Final = ("int, uint", "int, double", "uint, int", "uint, double", "double, int", "double, uint")
+_ORDERED: Final = ("bool", "int", "uint", "double", "string", "bytes", "duration", "timestamp")
+_CROSS: Final = ("int, double", "int, uint", "uint, double", "uint, int", "double, int", "double, uint")
 
 
 def _int(number: int) -> int:
@@ -49,6 +53,11 @@ def _float_quotient(one_: float, other: float) -> float:
     return math.nan if one_ == 0 or math.isnan(one_) else math.copysign(math.inf, one_) * math.copysign(1, other)
 
 
+def _negative(value: float | Duration) -> float | Duration:
+    """Also of a duration, which has a negative although no signature says so: only a run can meet one."""
+    return times.span(-value.nanos) if isinstance(value, Duration) else -value
+
+
 def _texts(args: list[object], _: object) -> int:
     return math.ceil((size(args[0]) + size(args[1])) * 0.1)
 
@@ -76,10 +85,11 @@ def _arithmetic() -> list[Overload]:
         declare("_+_(string, string) -> string", lambda a, b: a + b, _texts),
         declare("_+_(bytes, bytes) -> bytes", lambda a, b: a + b, _texts),
         declare("_+_(list(A), list(A)) -> list(A)", lambda a, b: [*a, *b]),
-        declare("_+_(duration, duration) -> duration", lambda a, b: Duration(_int(a.nanos + b.nanos))),
-        declare("_-_(duration, duration) -> duration", lambda a, b: Duration(_int(a.nanos - b.nanos))),
         declare("-_(int) -> int", lambda a: _int(-a)),
-        declare("-_(double) -> double", lambda a: -a),
+        replace(
+            declare("-_(double) -> double", _negative),
+            guards=((frozenset((float, Duration)), None),),
+        ),
         declare("!_(bool) -> bool", lambda a: not a),
     ]
     return found
@@ -96,7 +106,10 @@ def _comparisons() -> list[Overload]:
     for name, test in tests:
 
         def run(a: object, b: object, test: Callable[[int], bool] = test) -> bool:
-            return test(compare(a, b))
+            order = compare(a, b)
+            if order == UNORDERED:
+                raise EvaluationError("NaN values cannot be ordered")
+            return test(order)
 
         for kind in _ORDERED:
             cost = smaller if kind in ("string", "bytes") else one
@@ -140,8 +153,6 @@ def _to_int(value: object) -> int:
             raise EvaluationError(f'strconv.ParseInt: parsing "{text}": invalid syntax') from None
     if isinstance(value, float) and not (math.isfinite(value) and INT_MIN < value < INT_MAX):
         raise EvaluationError("integer overflow")
-    if isinstance(value, Duration):
-        return value.nanos
     return _int(int(value))  # type: ignore[call-overload]  # the guards let only numbers in
 
 
@@ -161,41 +172,33 @@ def _to_uint(value: object) -> UInt:
     return _uint(int(value))  # type: ignore[call-overload]  # the guards let only numbers in
 
 
+_FLOAT: Final = re.compile(r"nan|[+-]?(inf|infinity|0x[0-9a-f_.]+p[+-]?[0-9]+|[0-9_.]+(e[+-]?[0-9_]+)?)", re.IGNORECASE)
+
+
 def _to_double(value: object) -> float:
-    try:
+    if not isinstance(value, str):
         return float(value)  # type: ignore[arg-type]  # the guards let only numbers and texts in
-    except ValueError:
-        raise EvaluationError(f'strconv.ParseFloat: parsing "{value}": invalid syntax') from None
+    try:
+        if _FLOAT.fullmatch(value) and value.isascii():
+            number = float.fromhex(value) if "x" in value.lower() else float(value)
+            if math.isfinite(number) or "n" in value.lower():
+                return number
+    except (ValueError, OverflowError):
+        pass  # told below, together with what the pattern refuses
+    raise EvaluationError(f'strconv.ParseFloat: parsing "{value}": invalid syntax or value out of range')
 
 
 def _to_string(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return _double_text(value)
+        return general(value)
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError:
             raise EvaluationError("invalid UTF-8 in bytes, cannot convert to string") from None
-    if isinstance(value, Duration):
-        seconds, nanos = divmod(abs(value.nanos), 10**9)
-        text = f"{seconds}.{nanos:09d}".rstrip("0").rstrip(".")
-        return f"{'-' * (value.nanos < 0)}{text}s"
     return str(value)
-
-
-def _double_text(value: float) -> str:
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")
-    text = repr(value)
-    exponent = math.floor(math.log10(abs(value))) if value else 0
-    if -5 < exponent < 21:
-        return f"{value:.0f}" if "e" in text else text.removesuffix(".0")
-    mantissa, _, power = f"{text}".partition("e")
-    if not power:
-        mantissa, _, power = f"{value:e}".partition("e")
-    return f"{mantissa.removesuffix('.0')}e{int(power):+03d}"
 
 
 _TRUE: Final = frozenset(("1", "t", "T", "TRUE", "true", "True"))
@@ -210,35 +213,12 @@ def _to_bool(value: object) -> bool:
     raise EvaluationError(f'strconv.ParseBool: parsing "{value}": invalid syntax')
 
 
-_SPAN: Final = re.compile(r"([0-9]*\.?[0-9]*)(ns|us|µs|ms|s|m|h)")
-_UNITS: Final = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-
-
-def duration(text: str) -> Duration:
-    """Read ``1h30m`` or ``1.5s``.
-
-    Raises:
-        EvaluationError: not a duration.
-    """
-    body = text[1:] if text[:1] in ("+", "-") else text
-    parts = _SPAN.findall(body)
-    if body != "0" and (not parts or "".join(a + b for a, b in parts) != body or any(a in ("", ".") for a, _ in parts)):
-        raise EvaluationError(f'time: invalid duration "{text}"')
-    total = 0
-    for number, unit in parts:
-        units, _, fraction = number.partition(".")
-        total += int(units or 0) * _UNITS[unit] + (
-            int(fraction) * _UNITS[unit] // 10 ** len(fraction) if fraction else 0
-        )
-    return Duration(_int(-total if text.startswith("-") else total))
-
-
 def _conversions() -> list[Overload]:
     found = []
     found += for_types("int(?) -> int", ("int", "uint", "double", "string"), _to_int)
     found += for_types("uint(?) -> uint", ("int", "uint", "double", "string"), _to_uint)
     found += for_types("double(?) -> double", ("int", "uint", "double", "string"), _to_double)
-    found += for_types("string(?) -> string", ("bool", "int", "uint", "double", "string", "duration"), _to_string)
+    found += for_types("string(?) -> string", ("bool", "int", "uint", "double", "string"), _to_string)
     found += [
         declare("string(bytes) -> string", _to_string, traversal()),
         declare("bytes(string) -> bytes", lambda text: text.encode(), traversal()),
@@ -247,8 +227,6 @@ def _conversions() -> list[Overload]:
         declare("bool(string) -> bool", _to_bool),
         declare("dyn(A) -> dyn", lambda value: value),
         declare("type(A) -> type", lambda value: TypeValue(type_name(value))),
-        declare("duration(string) -> duration", duration),
-        declare("duration(duration) -> duration", lambda value: value),
     ]
     return found
 
@@ -275,11 +253,12 @@ def _value(value: Optional) -> object:
 
 def _non_zero(value: object) -> Optional:
     zero = value is None or value is False or (isinstance(value, (int, float, str, bytes, list, dict)) and not value)
+    zero = zero or value == Duration(0) or value == times.ZERO
     return Optional() if zero else Optional(value, True)
 
 
 def declarations() -> list[Overload]:
-    """All of them."""
+    """All of them: the same in every release."""
     return [
         *_arithmetic(),
         *_comparisons(),

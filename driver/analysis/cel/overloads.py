@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..quantity import Quantity
+from .formats import Format
 from .network import IP, Cidr
+from .times import Duration, Timestamp
 from .types import Type, read
-from .values import DomainMap, Duration, Optional, Semver, TypeValue, UInt, size
+from .urls import Url
+from .values import DomainMap, Optional, Semver, TypeValue, UInt, size
 
 Implementation = Callable[..., object]
 Cost = Callable[[list[object], object], int]
+
+AUTHORIZATION: Final = ("Authorizer", "PathCheck", "GroupCheck", "ResourceCheck", "Decision")
+"""Types of upstream's authorizer functions, which DRA declares although no value of them ever exists."""
 
 _CLASSES: Final[dict[str, frozenset[type]]] = {
     "bool": frozenset((bool,)),
@@ -28,18 +34,28 @@ _CLASSES: Final[dict[str, frozenset[type]]] = {
     "map": frozenset((dict, DomainMap)),
     "optional": frozenset((Optional,)),
     "duration": frozenset((Duration,)),
+    "timestamp": frozenset((Timestamp,)),
     "type": frozenset((TypeValue,)),
     "kubernetes.Quantity": frozenset((Quantity,)),
     "kubernetes.Semver": frozenset((Semver,)),
     "net.IP": frozenset((IP,)),
     "net.CIDR": frozenset((Cidr,)),
-}
+    "kubernetes.URL": frozenset((Url,)),
+    "kubernetes.NamedFormat": frozenset((Format,)),
+} | {f"kubernetes.authorization.{name}": frozenset[type]() for name in AUTHORIZATION}
 _SIGNATURE: Final = re.compile(r"(?P<member>\*)?(?P<name>[^(\s]+)\((?P<params>.*)\)\s*->\s*(?P<result>.+)")
+
+
+Guard = tuple[frozenset[type], frozenset[type] | None]
+"""The classes that a parameter takes, and those of a list's first element where its type is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """One way to call a function; a method's receiver is its first parameter."""
+    """One way to call a function; a method's receiver is its first parameter.
+
+    ``unsure`` is the cost where the types left several overloads open until the run: upstream then knows none by name.
+    """
 
     name: str
     member: bool
@@ -47,14 +63,20 @@ class Overload:
     result: Type
     run: Implementation
     cost: Cost
-    guards: tuple[frozenset[type] | None, ...]
+    guards: tuple[Guard | None, ...]
+    unsure: Cost
 
     def accepts(self, values: list[object]) -> bool:
         """Whether these values may be given to it."""
         if len(values) != len(self.guards):
             return False
         for guard, value in zip(self.guards, values, strict=True):
-            if guard is not None and type(value) not in guard:
+            if guard is None:
+                continue
+            classes, inner = guard
+            if type(value) not in classes:
+                return False
+            if inner is not None and isinstance(value, (list, tuple)) and value and type(value[0]) not in inner:
                 return False
         return True
 
@@ -95,11 +117,15 @@ def allocating(_: list[object], result: object) -> int:
     return size(result) + 11
 
 
-def squared(args: list[object], _: object) -> int:
+def squared(index: int = 0) -> Cost:
     """What comparing every element of a list with every other costs."""
-    first = args[0]
-    texts = isinstance(first, (list, tuple)) and bool(first) and isinstance(first[0], (str, bytes))
-    return math.ceil(size(first) ** 2 * (2.1 if texts else 2.0)) + 11
+
+    def cost(args: list[object], _: object) -> int:
+        keys = args[index]
+        texts = isinstance(keys, (list, tuple)) and bool(keys) and isinstance(keys[0], (str, bytes))
+        return int(size(keys) ** 2 * (2.1 if texts else 2.0)) + 11
+
+    return cost
 
 
 def smaller(args: list[object], _: object) -> int:
@@ -107,16 +133,25 @@ def smaller(args: list[object], _: object) -> int:
     return math.ceil(min(size(args[0]), size(args[1])) * 0.1)
 
 
-def declare(signature: str, run: Implementation, cost: Cost = one) -> Overload:
+def declare(signature: str, run: Implementation, cost: Cost = one, unsure: Cost = one) -> Overload:
     """Read ``*name(receiver, argument) -> result``; the star marks a method."""
     found = _SIGNATURE.fullmatch(signature)
     if found is None:
         raise ValueError(f"{signature!r} is no signature")
     whole = read(f"f({found['params']})").of if found["params"] else ()
-    guards = tuple(_CLASSES.get(each.name) for each in whole)
-    return Overload(found["name"], bool(found["member"]), whole, read(found["result"]), run, cost, guards)
+    guards = tuple(map(_guard, whole))
+    return Overload(found["name"], bool(found["member"]), whole, read(found["result"]), run, cost, guards, unsure)
 
 
-def for_types(signature: str, names: Iterable[str], run: Implementation, cost: Cost = one) -> list[Overload]:
+def _guard(type_: Type) -> Guard | None:
+    classes = _CLASSES.get(type_.name)
+    if classes is None:
+        return None
+    return classes, _CLASSES.get(type_.of[0].name) if type_.name == "list" else None
+
+
+def for_types(
+    signature: str, names: Iterable[str], run: Implementation, cost: Cost = one, unsure: Cost = one
+) -> list[Overload]:
     """The same declaration for several types, put in for ``?``."""
-    return [declare(signature.replace("?", name), run, cost) for name in names]
+    return [declare(signature.replace("?", name), run, cost, unsure) for name in names]

@@ -5,15 +5,24 @@ from __future__ import annotations
 from typing import Final
 
 from . import macros
-from .errors import CompileError
+from .errors import CompileError, UnsupportedError
 from .lexer import RESERVED, Token, tokens
-from .tree import Call, Ident, ListNode, Literal, MapNode, Node, Select
+from .tree import Call, Ident, ListNode, Literal, MapNode, Node, Select, qualified
 
 MAX_DEPTH: Final = 250
 """How deep expressions may nest, as upstream's parser allows."""
 
 _LEVELS: Final = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3, "in": 3,
                   "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}  # fmt: skip
+_WRAPPED: Final = ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "List", "String", "UInt32", "UInt64", "")
+_MESSAGES: Final = frozenset(
+    [
+        *(f"google.protobuf.{kind}Value" for kind in _WRAPPED),
+        *(f"google.protobuf.{kind}" for kind in ("Any", "Duration", "Empty", "Struct", "Timestamp")),
+        "kubernetes.DRADevice",
+    ]
+)
+"""What upstream lets an expression make by ``name{field: value}``."""
 _CONSTANTS: Final = {"true": ("bool", True), "false": ("bool", False), "null": ("null", None)}
 
 
@@ -154,9 +163,14 @@ class _Parser:
                 self._expect("]")
                 operand = Call(token.position, "_[?_]" if optional else "_[_]", [operand, index])
             elif token.text == "{" and token.kind == "operator" and isinstance(operand, (Ident, Select)):
-                raise CompileError("undeclared reference: messages cannot be made here", self._source, token.position)
+                raise self._message(qualified(operand), token)
             else:
                 return operand
+
+    def _message(self, name: str, token: Token) -> CompileError:
+        if name in _MESSAGES:
+            return UnsupportedError(f"messages ({name}{{...}}) are not supported", self._source, token.position)
+        return CompileError(f"undeclared reference to '{name}' (in container '')", self._source, token.position)
 
     def _select(self, operand: Node, dot: Token) -> Node:
         optional = self._take("?")

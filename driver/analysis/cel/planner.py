@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from . import steps
-from .checker import Checker
-from .errors import CompileError, EvaluationError
+from .checker import NULL_VALUE, Checker
+from .errors import CompileError, EvaluationError, UnsupportedError
 from .frame import MISSING, Frame, Step, guarded
+from .times import Duration, Timestamp
 from .tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select
 from .values import Optional, TypeValue, UInt, no_overload
 
-_CONVERSIONS: Final = frozenset(("int", "uint", "double", "bool", "string", "bytes", "dyn", "type", "duration"))
+_KEYS: Final = (str, int, float, type(None), Duration, Timestamp)
+_CONVERSIONS: Final = frozenset(
+    ("int", "uint", "double", "bool", "string", "bytes", "dyn", "type", "duration", "timestamp")
+)
 
 
 class Planner:
@@ -42,7 +46,8 @@ class Planner:
     def _select(self, node: Select) -> Step:
         name = node.name
         if id(node) in self._checker.names:
-            return steps.constant(TypeValue(self._checker.names[id(node)]))
+            name = self._checker.names[id(node)]
+            return steps.constant(0 if name == NULL_VALUE else TypeValue(name))
         if node.test:
             return steps.presence(self.plan(node.operand), name)
         if node.optional:
@@ -67,7 +72,9 @@ class Planner:
             return steps.optional_get(self.plan(node.args[0]), self.plan(node.args[1]))
         name = self._checker.names.get(id(node), function)
         if node.target is not None and function in ("or", "orValue") and id(node) not in self._checker.names:
-            return steps.or_else(self.plan(node.target), self.plan(node.args[0]), unwrap=function == "orValue")
+            left, right = self.plan(node.target), self.plan(node.args[0])
+            strict = self._checker.release >= 37
+            return steps.or_else(left, right, unwrap=function == "orValue", strict=strict)
         parts = [self.plan(each) for each in node.args]
         if node.target is not None and name == function:
             parts.insert(0, self.plan(node.target))
@@ -105,8 +112,10 @@ class Planner:
             made: dict[object, object] = {}
             for left, right, optional in parts:
                 key, value = left(frame), right(frame)
-                if not isinstance(key, (str, int)):
+                if not isinstance(key, _KEYS):
                     raise EvaluationError("unsupported key type")
+                if isinstance(key, Timestamp) and key.offset:
+                    raise UnsupportedError("a timestamp with a zone as the key of a map is not supported")
                 if key in made:
                     raise EvaluationError(f"Failed with repeated key: {key}")
                 if not optional:

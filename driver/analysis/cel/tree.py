@@ -75,3 +75,13 @@ class Fold(Node):
     step: Node
     result: Node
     reads: list[str] = field(default_factory=list)
+
+
+def qualified(node: Node) -> str:
+    """``a.b.c`` where the node is made of plain selections, else nothing."""
+    if isinstance(node, Ident):
+        return node.name
+    if isinstance(node, Select) and not node.test and not node.optional:
+        before = qualified(node.operand)
+        return f"{before}.{node.name}" if before else ""
+    return ""

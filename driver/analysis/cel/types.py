@@ -48,9 +48,8 @@ QUANTITY: Final = Type("kubernetes.Quantity")
 SEMVER: Final = Type("kubernetes.Semver")
 DEVICE: Final = Type("kubernetes.DRADevice")
 WILD: Final = frozenset(("dyn", "any", "error"))
-_NULLABLE: Final = frozenset(
-    ("duration", "timestamp", "kubernetes.Quantity", "kubernetes.Semver", "kubernetes.DRADevice")
-)
+_NULLABLE: Final = ("duration", "timestamp", "kubernetes.")
+"""How the names of types begin that null may stand for."""
 
 
 def list_of(element: Type) -> Type:
@@ -114,7 +113,7 @@ class Substitution:
             return True
         if "null" in (given.name, wanted.name):
             other = wanted if given.name == "null" else given
-            return other.name == "null" or other.name in _NULLABLE
+            return other.name == "null" or other.name.startswith(_NULLABLE)
         if given.name != wanted.name or len(given.of) != len(wanted.of):
             return False
         return all(map(self._assignable, given.of, wanted.of))

@@ -11,7 +11,10 @@ from typing import Final
 
 from ..quantity import Quantity
 from .errors import EvaluationError
+from .formats import Format
 from .network import IP, Cidr
+from .times import Duration, Timestamp
+from .urls import Url
 
 
 class UInt(int):
@@ -45,13 +48,6 @@ class TypeValue:
     """What ``type(x)`` gives."""
 
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """A span of time in nanoseconds."""
-
-    nanos: int
 
 
 _PART: Final = re.compile(r"[0-9A-Za-z-]+", re.ASCII)
@@ -175,10 +171,11 @@ _NAMES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
     (bool, "bool"), (UInt, "uint"), (int, "int"), (float, "double"), (str, "string"), (bytes, "bytes"),
     (type(None), "null_type"), ((list, tuple), "list"), (dict, "map"), (Quantity, "kubernetes.Quantity"),
     (Semver, "kubernetes.Semver"), (Optional, "optional_type"), (TypeValue, "type"),
-    (Duration, "google.protobuf.Duration"), (IP, "net.IP"), (Cidr, "net.CIDR"),
+    (Duration, "google.protobuf.Duration"), (Timestamp, "google.protobuf.Timestamp"), (IP, "net.IP"),
+    (Cidr, "net.CIDR"), (Url, "kubernetes.URL"), (Format, "kubernetes.NamedFormat"),
 )  # fmt: skip
 _NUMBERS: Final = (int, float)
-_STRICT: Final = (Semver, Quantity, IP, Cidr)
+_STRICT: Final = (Semver, Quantity, IP, Cidr, Url, Format)
 """What Kubernetes adds: equal only to its own type, an error beside anything else."""
 
 
@@ -213,11 +210,15 @@ def same(one: object, other: object) -> bool:
     return equal(one, other)
 
 
-_ORDERED: Final = (str, bytes, Semver, Duration)
+_ORDERED: Final = (str, bytes, Duration, Timestamp)
+
+
+UNORDERED: Final = -2
+"""What ``compare`` says of a number that is none."""
 
 
 def compare(one: object, other: object) -> int:
-    """-1, 0 or 1.
+    """-1, 0 or 1, or UNORDERED.
 
     Raises:
         EvaluationError: values that have no order with each other.
@@ -226,13 +227,13 @@ def compare(one: object, other: object) -> int:
     same = type(one) is type(other) and isinstance(one, (bool, *_ORDERED))
     if not (same or (numbers and not isinstance(one, bool) and not isinstance(other, bool))):
         raise no_overload()
-    left, right = (
-        (one.nanos, other.nanos) if isinstance(one, Duration) and isinstance(other, Duration) else (one, other)
-    )
+    left, right = one, other
+    if isinstance(left, (Duration, Timestamp)) and isinstance(right, (Duration, Timestamp)):
+        left, right = left.nanos, right.nanos
     if isinstance(left, str) and isinstance(right, str):
         left, right = left.encode("utf-8", "surrogatepass"), right.encode("utf-8", "surrogatepass")
-    if isinstance(left, float) and math.isnan(left):
-        return -2
+    if any(isinstance(each, float) and math.isnan(each) for each in (left, right)):
+        return UNORDERED
     return int(left > right) - int(left < right)  # type: ignore[operator]  # of one kind, as looked at above
 
 

@@ -12,8 +12,15 @@ from hack.oracle import build, selectors, vectors
 from hack.oracle.build import Release
 
 Entry = dict[str, Any]
-UNSUPPORTED = ("timestamp(", "strings.quote(", ".format(")
-"""What the corpus uses and the evaluator says it does not know."""
+UNSUPPORTED = ('"Local"', "%.400f", "%.1000000f", "%.2000000f", "google.protobuf.", "kubernetes.DRADevice{")
+"""What the corpus uses and the evaluator says it does not know; of messages only where one is made."""
+
+
+def beyond(expression: str, entry: Entry) -> bool:
+    """Whether the evaluator has no answer: it says so, also where upstream would refuse the expression."""
+    made = "{" in expression and "compile" not in entry
+    return any(name in expression and (made or name != "google.protobuf.") for name in UNSUPPORTED)
+
 
 KEPT: dict[str, list[tuple[str, Entry]]] = {}
 for each_version in build.VERSIONS:
@@ -39,6 +46,8 @@ def verdict(version: str, entry: Entry) -> tuple[str, object, int | None]:
     try:
         value = device(version, entry["lists"])
         return "value", program.matches(value), program.run(value)[1]
+    except UnsupportedError:
+        return "unsupported", None, None
     except EvaluationError as error:
         return "error", str(error), None
 
@@ -51,13 +60,13 @@ def expected(entry: Entry) -> str:
 def test_an_expression_means_what_it_means_in_kubernetes(expression: str) -> None:
     for version, entry in KEPT[expression]:
         kind, value, cost = verdict(version, entry)
-        if any(name in expression for name in UNSUPPORTED):
+        if beyond(expression, entry):
             assert kind == "unsupported"
             continue
         assert kind == expected(entry), (version, entry, value)
         if kind == "value":
             assert value == entry["matches"], (version, entry)
-        if kind == "value" and Release(version).minor >= 37 and entry["cost"] is not None:
+        if kind == "value" and entry["cost"] is not None:
             assert cost == entry["cost"], (version, entry)
 
 
