@@ -87,6 +87,12 @@ TABLE: tuple[Definition, ...] = (
         ("device", "cause"),
     ),
     Definition(
+        "gauge",
+        "gpudra_claim_device_unhealthy",
+        "1 for each device of a prepared claim that is unhealthy now, by cause.",
+        ("namespace", "claim", "device", "cause"),
+    ),
+    Definition(
         "counter",
         "gpudra_gpu_events_total",
         "Events that NVML reported by itself, XIDs by their number, by device.",

@@ -20,7 +20,7 @@ from driver.health.keeper import Keeper, Policy
 from driver.health.monitor import Heard
 from driver.health.remembered import Album, Remembered
 from driver.health.store import HealthStore
-from driver.health.verdicts import TAINTS, Status, TaintPolicy, Target, Verdict, taints, verdicts
+from driver.health.verdicts import LOST_TAINT, TAINTS, Status, TaintPolicy, Target, Verdict, taints, verdicts
 from driver.health.xids import XIDS, Severity
 from driver.model import Gpu, GpuState, NodeInventory
 from driver.settings import listed
@@ -98,6 +98,11 @@ class HealthWatch:
         self._verdicts: dict[str, Verdict] = {}
         self._taints: dict[str, list[api.JSON]] = {}
         self._ever_ill: set[str] = set()
+        self._hit: dict[tuple[str, ...], float] = {}
+        self._formerly_ill = set(self.keeper.formerly_ill)
+        """Addresses of GPUs that an earlier agent left ill: their claims may still say so."""
+        self._told_well: set[str] = set()
+        """Devices of those GPUs of which something is known by now."""
 
     # what is published
 
@@ -115,9 +120,12 @@ class HealthWatch:
         with self._lock:
             vanished = self._remembered.vanished()
         found = taints(self.keeper, self._targets(), self._taint_policy)
-        lost: api.JSON = {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"}
+        effect = (
+            "NoSchedule" if self._taint_policy.no_execute is None else "NoExecute"
+        )  # nothing is worse than to be gone
+        lost: api.JSON = {"key": LOST_TAINT, "effect": effect}
         for name in vanished:
-            found[name] = [one for one in found.get(name, []) if one["key"] != lost["key"]] + [lost]
+            found[name] = [one for one in found.get(name, []) if one["key"] != LOST_TAINT] + [lost]
         return found
 
     def published(self, names: Sequence[str], taints_now: Mapping[str, list[api.JSON]]) -> None:
@@ -165,8 +173,22 @@ class HealthWatch:
         if changed or before.keys() != now.keys():
             self._metrics.tell(lambda m: _gauges(m, before, now))
             self._scribe.tell(lambda scribe: scribe.verdicts(now))
+        self._count_hit(now)
         self._store.save(self.keeper)
         return stale
+
+    def _count_hit(self, now: Mapping[str, Verdict]) -> None:
+        """Which claims have a device that is unhealthy."""
+        ill = {name: _label(one.cause, one.xid) for name, one in now.items() if one.status is Status.UNHEALTHY}
+        hit: dict[tuple[str, ...], float] = {
+            (record.ref.namespace, record.ref.name, device.device, ill[device.device]): 1.0
+            for record in (self._records() if ill else ())
+            for device in record.devices
+            if device.device in ill
+        }
+        if hit != self._hit:
+            self._hit = hit
+            self._metrics.tell(lambda m: m.replace("gpudra_claim_device_unhealthy", hit))
 
     def looked(self) -> None:
         """A look has ended: pass on to the kubelet what it showed, whatever that was."""
@@ -197,9 +219,12 @@ class HealthWatch:
 
     def _say(self, before: Verdict | None, verdict: Verdict) -> None:
         was = before.status if before is not None else Status.UNKNOWN
-        if verdict.status is Status.UNHEALTHY:
+        if self._was_left_ill(verdict):
+            was = Status.UNHEALTHY
+        if Status.UNHEALTHY in (was, verdict.status):
             with self._lock:
                 self._ever_ill.add(verdict.device)
+        if verdict.status is Status.UNHEALTHY:
             log.warning("device %s is unhealthy: %s", verdict.device, verdict.message)
         elif was is Status.UNHEALTHY:
             log.info("device %s is %s again", verdict.device, verdict.status)
@@ -208,6 +233,18 @@ class HealthWatch:
         for record in self._records():
             if any(device.device == verdict.device for device in record.devices):
                 self._affected(record, verdict)
+
+    def _was_left_ill(self, verdict: Verdict) -> bool:
+        """Whether this is the first that is known of a device which an earlier agent left ill and which is well."""
+        if not self._formerly_ill or verdict.status is Status.UNKNOWN:
+            return False
+        of = {str(gpu.address) for gpu in self._gpus() if f"{verdict.device}-".startswith(f"{gpu.name}-")}
+        if not of & self._formerly_ill:
+            return False
+        if verdict.device not in self._told_well:
+            self._told_well.add(verdict.device)
+            return verdict.status is Status.HEALTHY
+        return False
 
     def _gpus(self) -> tuple[Gpu, ...]:
         with self._lock:

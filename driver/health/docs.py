@@ -26,7 +26,8 @@ loses its counters |
 v1alpha1), from real probes only: while a probe hangs the word grows old, and becomes Unknown after three periods, \
 at least 30 s |
 | the claim | condition `Healthy` in `status.devices`, and an Event `DeviceUnhealthy` or `DeviceRecovered` |
-| metrics | `gpudra_devices_health`, `gpudra_device_unhealthy`, `gpudra_gpu_events_total` |
+| metrics | `gpudra_devices_health`, `gpudra_device_unhealthy`, `gpudra_claim_device_unhealthy`, \
+`gpudra_gpu_events_total` |
 | the journal | `device.health`, `device.taint`, `xid`; see [journal.md](journal.md) |
 
 Taints are of effect `NoSchedule`. With `evict` set to `fatal` or `device` they are `NoExecute` from that severity on,

@@ -108,6 +108,7 @@ class Keeper:
         self._best: dict[str, Gpu] = {}
         self._present: tuple[Gpu, ...] = ()
         self._driver_gone: str | None = "no look has ended yet"
+        self._formerly_ill: frozenset[str] = frozenset()
 
     def event(self, event: NvmlEvent, count: int = 1) -> Finding | None:
         """Take an event in; gives what it says, None where that is nothing about a known GPU's health."""
@@ -165,6 +166,12 @@ class Keeper:
                     self._clear(gpu)
 
     @property
+    def formerly_ill(self) -> frozenset[str]:
+        """Addresses of the GPUs that something of DEVICE or worse stood against in the stored state, whatever its
+        boot."""
+        return self._formerly_ill
+
+    @property
     def unanswered(self) -> str | None:
         """Why the last look had no answer at all; None: it had one."""
         with self._lock:
@@ -204,7 +211,14 @@ class Keeper:
             stored = msgspec.json.decode(data, type=_Stored)
         except msgspec.MsgspecError as error:
             raise ValueError(f"the stored health state cannot be read: {error}") from error
-        if stored.version != 1 or stored.boot is None or stored.boot != self._boot_id:
+        if stored.version != 1:
+            return
+        self._formerly_ill = frozenset(
+            address
+            for address, gpu in stored.gpus.items()
+            if any(one.finding.severity >= Severity.DEVICE for one in gpu.standing)
+        )
+        if stored.boot is None or stored.boot != self._boot_id:
             return
         with self._lock:
             for address, gpu in stored.gpus.items():

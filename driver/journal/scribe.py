@@ -119,13 +119,15 @@ class Scribe:
         """The devices were judged."""
 
         def compare(state: JournalState) -> Iterable[Draft]:
+            holders = claims_of(self._records())
             for name, verdict in sorted(verdicts.items()):
                 known = state.devices.get(name, {})
                 before, after = known.get("health"), verdict.status.value
                 if (before, known.get("cause")) == (after, verdict.word or None):
                     continue
                 data = {"before": before, "after": after, "cause": verdict.word, "message": verdict.message}
-                yield Draft(Kind.HEALTH, name, data={key: value for key, value in data.items() if value != ""})
+                hit = {"claims": holders[name]} if "unhealthy" in (before, after) and name in holders else {}
+                yield Draft(Kind.HEALTH, name, data={key: value for key, value in data.items() if value != ""} | hit)
             for name, known in sorted(state.devices.items()):
                 if "health" in known and name not in verdicts:
                     yield Draft(Kind.HEALTH, name, data={"before": known["health"], "after": None})
@@ -232,6 +234,15 @@ class Scribe:
 def claim_id(ref: ClaimRef) -> ClaimId:
     """A claim as the journal names it."""
     return ClaimId(ref.namespace, ref.name, ref.uid)
+
+
+def claims_of(records: Sequence[ClaimRecord]) -> dict[str, list[str]]:
+    """Device name -> the claims that have it, as ``namespace/name``."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        for device in record.devices:
+            found.setdefault(device.device, set()).add(str(claim_id(record.ref)))
+    return {device: sorted(names) for device, names in found.items()}
 
 
 def claim_changes(state: JournalState, records: Sequence[ClaimRecord], seconds: Mapping[str, float]) -> Iterable[Draft]:

@@ -26,7 +26,8 @@ class Query(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     """Device names, with ``*`` for anything. A record about a claim counts for the devices it names."""
     claims: tuple[str, ...] = ()
-    """``name``, ``namespace/name`` or a UID; ``*`` for anything."""
+    """``name``, ``namespace/name`` or a UID; ``*`` for anything. A record about a device counts for the claims that it
+    names."""
     kinds: tuple[str, ...] = ()
     """Kinds; ``claim`` or ``claim.`` takes all below it."""
     since: datetime | None = None
@@ -61,7 +62,10 @@ class Query(msgspec.Struct, frozen=True):
         if not self.claims:
             return True
         claim = record.claim
-        names = () if claim is None else (claim.name, f"{claim.namespace}/{claim.name}", claim.uid)
+        names = [] if claim is None else [claim.name, f"{claim.namespace}/{claim.name}", claim.uid]
+        hit = record.data.get("claims")
+        for one in hit if isinstance(hit, list) else ():
+            names += [str(one), str(one).rpartition("/")[2]]
         return any(fnmatch.fnmatchcase(name, wanted) for name in names for wanted in self.claims)
 
 
@@ -119,7 +123,8 @@ def _word(value: Any) -> str:
 def _change(data: Mapping[str, Any]) -> str:
     said = f"{_word(data.get('before'))} -> {_word(data.get('after'))}"
     why = data.get("cause"), data.get("message") or data.get("reason")
-    return ": ".join([said, *(str(part) for part in why if part)])
+    hit = f" (claims {_word(data['claims'])})" if data.get("claims") else ""
+    return ": ".join([said, *(str(part) for part in why if part)]) + hit
 
 
 def _taint(data: Mapping[str, Any]) -> str:

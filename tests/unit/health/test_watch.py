@@ -53,11 +53,11 @@ class Room:
         self.gpus = [bench.gpu(), bench.gpu(OTHER)]
         self.open()
 
-    def open(self) -> None:
+    def open(self, boot: str = BOOT) -> None:
         deferred, later = Deferred(), Later[Any]()
         deferred.attach(self.metrics)
         later.attach(self.scribe)
-        about = "pool", BOOT, lambda: self.records
+        about = "pool", boot, lambda: self.records
         self.watch = HealthWatch(self.settings, *about, deferred, later, self.tell)
         self.watch.shown(NodeInventory("580.1", (13, 0), "13", tuple(self.gpus)))
 
@@ -203,6 +203,66 @@ def test_a_gpu_that_left_the_bus_is_tainted_and_unhealthy(room: Room) -> None:
     assert room.said()[NAME] is HealthStatus.UNHEALTHY
     assert room.watch.taints() == {NAME: [{"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"}]}
     assert room.affected == [("c", "unhealthy")]
+
+
+@pytest.mark.parametrize(
+    ("evict", "effect"), [("never", "NoSchedule"), ("fatal", "NoExecute"), ("device", "NoExecute")]
+)
+def test_a_gpu_that_left_the_bus_evicts_where_a_fatal_fault_does(
+    tmp_path: Path, bench: Any, evict: str, effect: str
+) -> None:
+    room = Room(tmp_path, bench, evict=evict)
+    room.look()
+    room.watch.shown(NodeInventory("580.1", (13, 0), "13", (room.gpus[1],)))
+    assert room.watch.taints() == {NAME: [{"key": "gpu.nvidia.com/gpu-lost", "effect": effect}]}
+
+
+def test_the_claims_that_are_hit_are_counted_by_name_as_long_as_they_are(room: Room) -> None:
+    room.claim()
+    room.look()
+    room.xid(119)
+    room.look()
+    value = room.metrics.registry.get_sample_value
+    series = {"namespace": "ns", "claim": "c", "device": NAME, "cause": "xid-119"}
+    assert value("gpudra_claim_device_unhealthy", series) == 1
+    room.records.clear()
+    room.look()
+    assert value("gpudra_claim_device_unhealthy", series) is None
+
+
+def test_a_claim_whose_gpu_was_ill_before_the_reboot_is_told_that_it_is_well(room: Room) -> None:
+    room.claim()
+    room.look()
+    room.xid(119)
+    room.look()
+    room.affected.clear()
+    room.open("22222222-2222-2222-2222-222222222222")
+    room.look()
+    assert room.affected == [("c", "healthy")]
+    verdict = room.watch.verdict(NAME)
+    assert verdict is not None
+    condition = room.watch.condition(verdict)
+    assert condition is not None
+    assert (condition["type"], condition["status"]) == ("Healthy", "True")
+    room.look()
+    assert len(room.affected) == 1, "once"
+    other = room.watch.verdict(OTHER_NAME)
+    assert other is not None
+    assert room.watch.condition(other) is None, "the other GPU was never ill"
+
+
+def test_a_gpu_that_is_still_ill_in_the_next_agent_is_told_as_ill_and_later_as_well(tmp_path: Path, bench: Any) -> None:
+    room = Room(tmp_path, bench, health_recovery_seconds=0.001)
+    room.claim()
+    room.look()
+    room.look(recovery_action=1)
+    room.open()
+    room.affected.clear()
+    room.look(recovery_action=1)
+    assert room.affected == [("c", "unhealthy")]
+    room.look()
+    room.look()
+    assert room.affected == [("c", "unhealthy"), ("c", "healthy")]
 
 
 def test_without_a_driver_devices_are_unknown_and_no_claim_is_told(room: Room) -> None:

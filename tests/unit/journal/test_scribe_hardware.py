@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from driver.bridge import consumers_of
+from driver.health.verdicts import Status, Verdict
 from driver.journal import Journal, replay
 from driver.journal.scribe import Scribe, claim_entries
-from driver.journal.telling import line
+from driver.journal.telling import Query, line
 from driver.model import Placement, Problem
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase
 from driver.prepare.partition import PartitionRecord
@@ -122,6 +123,24 @@ def test_a_claim_that_cannot_be_verified_is_told_by_its_name_and_what_is_about_n
         ("ns/c", {"outcome": "problem", "error": "its GPU is gone"}),
         (None, {"outcome": "problem", "subject": "node", "error": "no library"}),
     ]
+
+
+def test_a_verdict_names_the_claims_that_are_hit_by_it_and_is_found_by_their_names(desk: Desk) -> None:
+    desk.hold(shared("s1"))
+    for verdict in (
+        Verdict("gpu-0", Status.HEALTHY),
+        Verdict("gpu-0", Status.UNHEALTHY, 1.0, 4, "xid", 79, "off the bus"),
+        Verdict("gpu-0", Status.HEALTHY),
+    ):
+        desk.scribe.verdicts({"gpu-0": verdict, "gpu-1": verdict})
+    told = [data.get("claims") for _, device, data in desk.told("device.health") if device == "gpu-0"]
+    assert told == [None, ["ns/c"], ["ns/c"]]
+    records = desk.folder.records("device.health")
+    for wanted in ("ns/c", "c", "ns/*"):
+        found = [one for one in records if Query(claims=(wanted,)).wants(one)]
+        assert {(one.device, one.data["after"]) for one in found} == {("gpu-0", "unhealthy"), ("gpu-0", "healthy")}
+    assert line(found[0]).endswith("off the bus (claims ns/c)")
+    assert not any(Query(claims=("ns/d",)).wants(one) for one in records)
 
 
 def test_the_end_of_a_registered_agent_is_an_unregistration_too_and_that_of_another_is_not(desk: Desk) -> None:
