@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from kubeletplugin.client import ApiError, WatchEvent
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 
 
 class Watcher:
@@ -138,3 +140,45 @@ def test_an_unsupported_selector_is_refused_before_the_stream_begins(api: Any) -
         list(api.client.watch(SLICES, query={"fieldSelector": "spec.bogus=1"}, timeout_seconds=1))
 
     assert caught.value.status == 400
+
+
+def test_one_claim_is_listed_and_watched_by_its_name_and_namespace(api: Any) -> None:
+    """What driver.reconcile.watches builds upon: one name in one namespace, from the server's memory, to its end."""
+    one, another = api.claim("one"), api.claim("another")
+    name = one["metadata"]["name"]
+    stored = api.client.create(CLAIMS, one)
+    query = {"fieldSelector": f"metadata.name={name}"}
+    deadline = time.monotonic() + 10
+    listed = api.client.get(CLAIMS, query={**query, "resourceVersion": "0"})
+    while not listed["items"]:  # memory may lag behind
+        assert time.monotonic() < deadline
+        listed = api.client.get(CLAIMS, query={**query, "resourceVersion": "0"})
+    assert [item["metadata"]["uid"] for item in listed["items"]] == [stored["metadata"]["uid"]]
+
+    api.client.create(CLAIMS, another)
+    api.client.patch(f"{CLAIMS}/{name}", {"metadata": {"labels": {"a": "b"}}})
+    api.client.delete(f"{CLAIMS}/{name}")
+    anew = api.client.create(CLAIMS, one)
+    stop = threading.Event()
+    seen = []
+    version = listed["metadata"]["resourceVersion"]
+    for event in api.client.watch(CLAIMS, query={**query, "resourceVersion": version}, stop=stop, timeout_seconds=30):
+        if event.type != "BOOKMARK":
+            seen.append((event.type, event.object["metadata"]["uid"]))
+        if event.type == "ADDED":
+            api.client.interrupt(stop)
+
+    uid = stored["metadata"]["uid"]
+    assert seen == [("MODIFIED", uid), ("DELETED", uid), ("ADDED", anew["metadata"]["uid"])]
+    for made in (one, another):
+        api.client.delete(f"{CLAIMS}/{made['metadata']['name']}")
+
+
+def test_a_claim_that_is_not_there_is_an_empty_list_by_name_also_in_a_namespace_that_is_not_there(api: Any) -> None:
+    elsewhere = f"/apis/resource.k8s.io/v1/namespaces/{api.tag}-nowhere/resourceclaims"
+    for collection in (CLAIMS, elsewhere):
+        query = {"fieldSelector": f"metadata.name={api.tag}-nobody", "resourceVersion": "0"}
+        assert api.client.get(collection, query=query)["items"] == []
+        with pytest.raises(ApiError) as caught:
+            api.client.get(f"{collection}/{api.tag}-nobody")
+        assert (caught.value.status, caught.value.details["kind"]) == (404, "resourceclaims")
