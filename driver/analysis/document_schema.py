@@ -7,8 +7,7 @@ Source: k8s.io/api/resource/v1 of Kubernetes 1.37, k8s.io/api/core/v1 for the fe
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -17,6 +16,7 @@ JSON = dict[str, Any]
 _QUANTITY: Final = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?$"
 Quantity = Annotated[str, msgspec.Meta(pattern=_QUANTITY)] | int | float
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+TypeOfValue = Literal["string", "int", "bool", "version", "strings", "ints", "bools", "versions"]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -356,6 +356,56 @@ class _Workload(_Part):
     spec: _WorkloadSpec
 
 
+class _ShapeDevice(_Part):
+    name: str
+    attributes: dict[str, _Attribute] | None = None
+    assigned: dict[str, Literal["string", "int", "bool", "version", "strings", "ints", "bools", "versions"]] | None = (
+        None
+    )
+    capacity: dict[str, _Capacity] | None = None
+    consumes_counters: list[_Consumption] | None = None
+    binds_to_node: bool | None = None
+    binding_conditions: list[str] | None = None
+    binding_failure_conditions: list[str] | None = None
+    allow_multiple_allocations: bool | None = None
+
+
+class _ShapeSlice(_Part):
+    devices: list[_ShapeDevice] | None = None
+    shared_counters: list[_CounterSet] | None = None
+    partition_type_attribute: str | None = None
+
+
+class _ShapePool(_Part):
+    driver: Text
+    name_template: Text
+    slices: list[_ShapeSlice]
+
+
+class _EqualGroup(_Part):
+    attribute: Text
+    kind: str
+    groups: list[list[str]]
+
+
+class _Dropped(_Part):
+    path: str
+    why: str
+
+
+class _Identity(_Part):
+    labels: dict[str, str] | None = None
+
+
+class _NodeShape(_Part):
+    """docs/shape.md; the hashes are not read, they are reckoned."""
+
+    pools: list[_ShapePool]
+    equal_groups: list[_EqualGroup]
+    identity: _Identity
+    dropped: list[_Dropped] | None = None
+
+
 SCHEMAS: Final[dict[str, type[msgspec.Struct]]] = {
     "ResourceSlice": _ResourceSlice,
     "ResourceClaim": _ResourceClaim,
@@ -369,69 +419,6 @@ SCHEMAS: Final[dict[str, type[msgspec.Struct]]] = {
     "StatefulSet": _Workload,
     "ReplicaSet": _Workload,
     "Job": _Workload,
+    "NodeShape": _NodeShape,
 }
 """Kind -> type. Kinds that are not here are carried along without being looked at."""
-
-_MESSAGE = re.compile(r"\A(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?\Z", re.DOTALL)
-_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
-
-
-def fault(kind: str, body: JSON) -> tuple[str, str] | None:
-    """The first field of the wrong type: (path, what is wrong); None where there is none or the kind has no schema."""
-    schema = SCHEMAS.get(kind)
-    if schema is None:
-        return None
-    error = _convert(body, schema)
-    if error is None:
-        return None
-    path, text = error
-    while "[...]" in path:  # msgspec does not name the key of a map
-        path = path.replace("[...]", f"[{_culprit(body, schema, path)}]", 1)
-    return path.removeprefix("$").removeprefix("."), _plain(text)
-
-
-def _convert(body: JSON, schema: type[msgspec.Struct]) -> tuple[str, str] | None:
-    try:
-        msgspec.convert(body, schema)
-    except msgspec.ValidationError as error:
-        match = _MESSAGE.match(str(error))
-        return ("$", str(error)) if match is None else (match["path"] or "$", match["text"])
-    return None
-
-
-def _culprit(body: JSON, schema: type[msgspec.Struct], path: str) -> str:
-    """The key of the map at the first ``[...]`` of the path whose value is at fault."""
-    steps: list[str] = []
-    for name, index in _STEP.findall(path.partition("[...]")[0]):
-        steps.append(name or index)
-    holder: Any = body
-    for step in steps:
-        holder = holder[int(step)] if isinstance(holder, list) else holder[step]
-    for key, value in holder.items():
-        error = _convert(_replaced(body, steps, {key: value}), schema)
-        if error is not None and error[0].startswith(path.partition("[...]")[0] + "[...]"):
-            return str(key)
-    return "..."
-
-
-def _replaced(value: Any, steps: list[str], new: JSON) -> Any:
-    """A copy of the value with ``new`` in the place that the steps lead to; only the way there is copied."""
-    if not steps:
-        return new
-    if isinstance(value, list):
-        index = int(steps[0])
-        return [*value[:index], _replaced(value[index], steps[1:], new), *value[index + 1 :]]
-    return {**value, steps[0]: _replaced(value[steps[0]], steps[1:], new)}
-
-
-def _plain(text: str) -> str:
-    """msgspec's message in the words of the rest of the project."""
-    if "matching regex" in text:
-        return "is no quantity (such as 80Gi, 500m or 4)"
-    missing = re.fullmatch(r"Object missing required field `([^`]*)`", text)
-    if missing:
-        return f"the field {missing[1]} is missing"
-    wrong = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", text)
-    if wrong:
-        return f"must be {wrong[1].replace(' | null', '')}, is {wrong[2]}"
-    return text

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from driver.analysis.document_schema import fault
+from driver.analysis.document_fault import fault
 from driver.analysis.document_text import Problem, Value, values
 from driver.analysis.document_versions import GROUP, KINDS, VersionError, to_v1
 

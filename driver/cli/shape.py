@@ -50,7 +50,7 @@ examples:
   gpudra shape diff before.json after.json                  two shapes, or files with the slices of one node each
   gpudra shape diff --cluster --of node-a --of node-b       two nodes of a cluster
   gpudra shape diff --cluster --of node-a                   a node and the others of its group
-Exit code 0: the same shape; 1: they differ (in software alone: 0, unless --software).
+Exit code 0: the same shape; 1: they differ (in software alone: 0, unless --software); 2: a document could not be read.
 """
 
 
@@ -213,7 +213,8 @@ def _run_diff(args: argparse.Namespace) -> int:
 
     kinds = _kinds(args)
     counted = 0
-    for left, right, names in _pairs(args, kinds):
+    pairs, unreadable = _pairs(args, kinds)
+    for left, right, names in pairs:
         found = [entry for entry in differences(left, right, kinds) if args.software or not entry.software]
         counted += bool(found)
         if not found:
@@ -222,18 +223,20 @@ def _run_diff(args: argparse.Namespace) -> int:
         print(f"{names[0]} and {names[1]} differ:")
         for entry in found:
             print(f"  {entry}")
-    return int(counted > 0)
+    return 2 if unreadable else int(counted > 0)
 
 
-def _pairs(args: argparse.Namespace, kinds: AttributeKinds) -> list[tuple[Shape, Shape, tuple[str, str]]]:
+def _pairs(args: argparse.Namespace, kinds: AttributeKinds) -> tuple[list[tuple[Shape, Shape, tuple[str, str]]], bool]:
+    """What is to be compared, with names for people, and whether a document could not be read."""
     from driver.analysis.lint.model import Context, Options
     from driver.analysis.shape import ShapeError, export
     from driver.cli.main import UsageError
 
     if len(args.files) == 2 and not args.cluster and not args.of:
-        shapes = [_shape_of(name, kinds) for name in args.files]
-        return [(shapes[0], shapes[1], (args.files[0], args.files[1]))]
-    found = read_documents(args, Progress())
+        (one, bad), (other, worse) = (_shape_of(name, kinds) for name in args.files)
+        return [(one, other, (args.files[0], args.files[1]))], bad or worse
+    progress = Progress()
+    found = read_documents(args, progress)
     _tell(found)
     context = Context(found, Options(kinds=kinds, group_label=args.group_label))
     if len(args.of) == 1:
@@ -248,14 +251,17 @@ def _pairs(args: argparse.Namespace, kinds: AttributeKinds) -> list[tuple[Shape,
         what = f"no slices of node {missing[0]}" if missing else f"nothing to compare {first or 'it'} with"
         raise UsageError(f"{what}: give two shapes, or slices (and nodes with their labels) of a group")
     try:
-        made = {name: export(context.node_slices[name], kinds, node_name=name) for name in names}
+        made = {}
+        for number, name in enumerate(names):
+            progress("shapes of nodes", number)
+            made[name] = export(context.node_slices[name], kinds, node_name=name)
     except ShapeError as error:
         raise UsageError(str(error)) from error
-    return [(made[first], made[name], (first, name)) for name in others]
+    return [(made[first], made[name], (first, name)) for name in others], bool(found.problems)
 
 
-def _shape_of(name: str, kinds: AttributeKinds) -> Shape:
-    """Of a file that holds a shape, or the slices of one node."""
+def _shape_of(name: str, kinds: AttributeKinds) -> tuple[Shape, bool]:
+    """Of a file that holds a shape, or the slices of one node; and whether something in it could not be read."""
     from driver.analysis.documents import load
     from driver.analysis.shape import KIND, ShapeError, export, read
     from driver.cli.main import UsageError
@@ -269,4 +275,4 @@ def _shape_of(name: str, kinds: AttributeKinds) -> Shape:
         raise UsageError(f"{name}: {error}") from error
     if not shape.pools:
         raise UsageError(f"{name}: holds neither a shape nor slices of a node")
-    return shape
+    return shape, bool(found.problems)

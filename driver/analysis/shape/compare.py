@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from driver.analysis.shape.export import Shape, device_ids, devices_of, normal_form
+from driver.analysis.shape.consistency import device_ids, devices_of
+from driver.analysis.shape.export import Shape, normal_form
 from driver.analysis.shape.kinds import FABRIC, AttributeKinds, qualified
 
 JSON: TypeAlias = dict[str, Any]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from driver.analysis.shape.export import NODE, Shape, device_ids, devices_of
+from driver.analysis.shape.consistency import device_ids, devices_of
+from driver.analysis.shape.export import NODE, Shape
 from driver.analysis.shape.instantiate import instantiate
 from driver.analysis.shape.kinds import EQUALITY, qualified
 

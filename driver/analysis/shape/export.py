@@ -24,6 +24,8 @@ from typing import Any, Final, TypeAlias
 
 from driver.analysis import quantity
 from driver.analysis.autoscaler import PoolView, pools
+from driver.analysis.document_fault import fault
+from driver.analysis.shape.consistency import device_ids, devices_of, inconsistency
 from driver.analysis.shape.kinds import EQUALITY, FABRIC, LAUNCH, RUNTIME, SOFTWARE, AttributeKinds, qualified
 
 JSON: TypeAlias = dict[str, Any]
@@ -89,11 +91,6 @@ class Shape:
         return tuple(dict.fromkeys(pool["driver"] for pool in self.pools))
 
 
-def devices_of(pool: JSON) -> list[JSON]:
-    """The devices of a shape's pool, in order."""
-    return [device for part in pool["slices"] for device in part.get("devices") or ()]
-
-
 def export(
     slices: Iterable[JSON],
     kinds: AttributeKinds,
@@ -150,12 +147,13 @@ def read(document: JSON, kinds: AttributeKinds) -> Shape:
     if document.get("apiVersion") != API_VERSION or document.get("kind") != KIND:
         given = f"{document.get('apiVersion')} {document.get('kind')}"
         raise ShapeError(f"{given} is no {API_VERSION} {KIND}; write one with gpudra shape export")
-    try:
-        entries = tuple(Dropped(str(entry["path"]), str(entry["why"])) for entry in document.get("dropped") or ())
-        labels = document["identity"].get("labels") or {}
-        return assembled(tuple(document["pools"]), tuple(document["equalGroups"]), labels, kinds, entries)
-    except (KeyError, TypeError, AttributeError, quantity.QuantityError) as error:
-        raise ShapeError(f"the {KIND} is damaged: {error!r}; write it again with gpudra shape export") from error
+    wrong = fault(KIND, document) or inconsistency(document)
+    if wrong is not None:
+        path, text = wrong
+        raise ShapeError(f"the {KIND} is damaged: {path}: {text}; write it again with gpudra shape export")
+    entries = tuple(Dropped(entry["path"], entry["why"]) for entry in document.get("dropped") or ())
+    labels = document["identity"].get("labels") or {}
+    return assembled(tuple(document["pools"]), tuple(document["equalGroups"]), labels, kinds, entries)
 
 
 def _node_local(slices: Iterable[JSON], node_name: str | None, dropped: list[Dropped]) -> list[JSON]:
@@ -227,17 +225,6 @@ def _device(device: JSON, view: PoolView, kinds: AttributeKinds, dropped: list[D
 
 def _type_of(value: JSON) -> str:
     return next((field for field, given in value.items() if given is not None), "string")
-
-
-def device_ids(described: Sequence[tuple[str, Sequence[str]]]) -> list[list[str]]:
-    """Of each (driver, device names) of a pool the ids of its devices: with the pool's number from a second pool on."""
-    seen: dict[str, int] = {}
-    result = []
-    for driver, names in described:
-        number = seen.get(driver, 0)
-        seen[driver] = number + 1
-        result.append([f"{driver}/{name}" + (f"@{number}" if number else "") for name in names])
-    return result
 
 
 def _equal_groups(views: Sequence[PoolView], kinds: AttributeKinds) -> tuple[JSON, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final, TypeAlias
 
-from driver.analysis.shape.export import NODE, Shape, device_ids, devices_of
+from driver.analysis.shape.consistency import device_ids, devices_of
+from driver.analysis.shape.export import NODE, Shape
 from driver.analysis.shape.kinds import qualified
 
 JSON: TypeAlias = dict[str, Any]

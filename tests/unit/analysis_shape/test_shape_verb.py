@@ -203,3 +203,34 @@ class TestDiff:
 
         assert main(["shape", "diff", *files]) == 0
         assert main(["shape", "diff", *files, "--software"]) == 1
+
+    @pytest.mark.parametrize("others", [1, 2])
+    def test_what_cannot_be_read_is_told_and_the_rest_is_compared(
+        self, others: int, tmp_path: Path, capsys: Capture
+    ) -> None:
+        file = write(tmp_path / "all.json", gpus(2, "node-a"), gpus(others, "node-b"), {"kind": "ResourceSlice"})
+
+        assert main(["shape", "diff", file]) == 2
+
+        out, err = capsys.readouterr()
+        assert ("same shape" in out) is (others == 2)
+        assert "unreadable: " in err
+        assert "apiVersion: is missing" in err
+
+    def test_of_two_files_one_may_hold_more_that_cannot_be_read(self, tmp_path: Path, capsys: Capture) -> None:
+        sound = write(tmp_path / "a.json", gpus(2, "node-a"))
+        other = write(tmp_path / "b.json", gpus(2, "node-b"), {"kind": "ResourceSlice", "apiVersion": "v9"})
+        damaged = write(tmp_path / "c.json", gpus(2, "node-b"), {"apiVersion": "resource.k8s.io/v1"})
+
+        assert main(["shape", "diff", sound, other]) == 0  # a kind that nobody here looks at
+        assert main(["shape", "diff", sound, damaged]) == 2
+        assert "kind: is missing" in capsys.readouterr().err
+
+    def test_a_damaged_shape_among_the_files_is_named(self, tmp_path: Path, capsys: Capture) -> None:
+        main(["shape", "export", write(tmp_path / "a.json", gpus(2, "node-a"))])
+        document = json.loads(capsys.readouterr().out)
+        document["pools"][0]["slices"][0]["devices"][1]["name"] = 7
+        (tmp_path / "shape.json").write_text(json.dumps(document))
+
+        assert main(["shape", "diff", str(tmp_path / "shape.json"), str(tmp_path / "a.json")]) == 2
+        assert "pools[0].slices[0].devices[1].name: must be str, is int" in capsys.readouterr().err
