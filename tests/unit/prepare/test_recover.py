@@ -310,7 +310,7 @@ def test_one_unreadable_record_is_withheld_and_the_others_are_served(node: FakeN
 
 def rewrite(node: FakeNode, change: Any) -> None:
     """Change the stored claims as another version might have written them: soundly sealed."""
-    from tests.unit.prepare.test_checkpoint import newest, sealed
+    from tests.unit.prepare.checkpoint_lines import newest, sealed
 
     path = node.state_dir / "checkpoint.json"
     data = newest(node.state_dir)
