@@ -158,7 +158,8 @@ def asked_for(layout: Layout, offset: int) -> list[int]:
     with layout.audit_log.open("rb") as log:
         log.seek(offset)
         events = [json.loads(line) for line in log.read().splitlines()]
-    return [event["responseStatus"]["code"] for event in events if event["objectRef"]["resource"] == "configmaps"]
+    about = [event for event in events if event.get("objectRef", {}).get("resource") == "configmaps"]
+    return [event["responseStatus"]["code"] for event in about]
 
 
 def test_the_agent_keeps_its_shape_where_the_manifest_gives_the_right(
