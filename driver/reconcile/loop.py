@@ -179,7 +179,7 @@ class Reconciler:
             self.look()
         else:
             self.look([records[uid] for uid, one in self._gone.items() if now >= one.again])
-        return min([self._look_at, *(one.again for one in self._gone.values()), *self._watch(records)])
+        return min([self._look_at, *(one.again for one in self._gone.values()), *self._watch()])
 
     def look(self, records: Sequence[ClaimRecord] | None = None) -> None:
         """Ask about claims (all by default), and unprepare those that have been gone for the grace."""
@@ -222,12 +222,13 @@ class Reconciler:
             except UnknownError as error:
                 log.info("a watch says something of claim %s that is not understood: %s", ref, error)
 
-    def _watch(self, records: Mapping[str, ClaimRecord]) -> Sequence[float]:
+    def _watch(self) -> Sequence[float]:
         """Have the claims watched that have settled, the oldest first; gives when there is more to do."""
         if self._watches is None:
             return ()
         now = self._clock()
-        settled = {uid: since + self._settle for uid, since in self._known_since.items()}
+        records = {record.ref.uid: record for record in self._records()}  # without those that were unprepared just now
+        settled = {uid: since + self._settle for uid, since in self._known_since.items() if uid in records}
         ready = sorted((at, uid) for uid, at in settled.items() if at <= now)
         self._watches.follow([records[uid].ref for _, uid in ready])
         due = self._watches.due()

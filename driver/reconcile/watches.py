@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from driver.prepare import ClaimRef
-from driver.reconcile.verdict import CACHED, TIMEOUT, Reader, path_of
+from driver.reconcile.verdict import CACHED, TIMEOUT, Reader, UnknownError, path_of
 from kubeletplugin.apierrors import ApiError, ApiUnreachableError
 from kubeletplugin.backoff import Backoff
 from kubeletplugin.client import WatchEvent
@@ -112,7 +112,7 @@ class ClaimWatches:
 
     def follow(self, refs: Sequence[ClaimRef]) -> None:
         """Watch these claims, the first ones where there are more than streams, and no others."""
-        wanted = {ref.uid: ref for ref in refs if ref.namespace and ref.name}
+        wanted = {ref.uid: ref for ref in refs if _has_a_path(ref)}
         now = self._clock()
         with self._lock:
             over = [self._streams.pop(uid) for uid in self._streams.keys() - wanted.keys()]
@@ -223,3 +223,12 @@ class ClaimWatches:
             if pause or not one.is_firm(now):
                 self._failed(one, problem, pause, now)
         self._turned()
+
+
+def _has_a_path(ref: ClaimRef) -> bool:
+    """Whether the API server can be asked about it; a record that was made up from a CDI file may have no name."""
+    try:
+        path_of(ref)
+    except UnknownError:
+        return False
+    return True

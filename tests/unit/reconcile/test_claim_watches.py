@@ -126,13 +126,10 @@ def test_there_are_no_more_streams_than_the_limit_and_one_that_ends_makes_room(
 
 @pytest.mark.bug("B131")
 def test_a_claim_without_a_name_or_with_a_hostile_one_is_not_asked_about(
-    server: EmbeddedApiServer, heard: Heard
+    server: EmbeddedApiServer, watches: ClaimWatches
 ) -> None:
-    turned = threading.Event()
-    watches = ClaimWatches(server.client(), heard, turned.set, limit=2)
-    watches.follow([ClaimRef("", "", "uid-1"), ClaimRef("ns", "../../pods/x", "uid-2")])
-    assert turned.wait(WAIT)
-    assert (server.requests, heard.seen, watches.watched) == ([], [], frozenset())
+    watches.follow([ClaimRef("", "", "uid-1"), ClaimRef("ns", "../../pods/x", "uid-2"), ClaimRef("ns", "c", "a/b")])
+    assert (server.requests, watches.watched, watches.due()) == ([], frozenset(), None)
 
 
 class Server:

@@ -105,8 +105,10 @@ def test_the_end_of_a_claim_that_a_watch_tells_of_is_acted_upon_after_the_grace_
     node.reconciler.seen(ref(1), None)
     assert node.step(5) == GRACE
     assert node.asked == [], "the kubelet goes first"
+    assert node.followed == ["c1", "c2"]
     node.step(GRACE)
     assert node.asked == [1]
+    assert node.followed == ["c2"], "what was unprepared is not watched any more"
     assert [(one.ref, one.why, one.error) for one in node.told] == [(ref(1), "deleted", None)]
 
 
