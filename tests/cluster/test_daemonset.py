@@ -14,8 +14,10 @@ from hack.cluster.agent import Agent
 from hack.cluster.api import Api, path
 from hack.cluster.daemonset import DAEMONSET, NAME, for_this_cluster, ready_pod, running
 from hack.cluster.layout import AGENT_NAMESPACE, DRIVER_NAME, NODE_NAME, Layout
+from hack.cluster.reboot import powered_off
 from hack.cluster.scene import Container, Namespace, listed, uuids
 from native.mock import MockNode
+from tests.cluster.test_reboot import NOISE, run, running_again
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
@@ -104,6 +106,33 @@ def test_a_rolling_update_leaves_the_slices_to_the_byte_and_a_pod_running(
     namespace.claim("two")
     namespace.pod("q", claim="two", containers=[Container("main", "nvidia-smi -L")])
     namespace.succeeded("q")
+
+
+@pytest.mark.bug("B72")
+def test_after_a_reboot_the_agents_pod_comes_back_and_with_it_the_pods_that_have_gpus(
+    daemonset: dict[str, Any],
+    cluster: Layout,
+    api: Api,
+    namespace: Namespace,
+    mock_node: MockNode,
+    noise: list[str],
+) -> None:
+    noise += NOISE
+    namespace.claim("p")
+    before = run(namespace, "p")
+    (agent,) = [pod["metadata"]["name"] for pod in api.items("pods", AGENT_NAMESPACE)]
+    with powered_off(Agent(cluster)):
+        mock_node.reboot()
+    restarted = api.wait("pods", AGENT_NAMESPACE, agent, ready_again, f"pod {agent} is ready again", 90)
+    assert restarted is not None, "the same pod, not another one in its place"
+    running_again(namespace, "p", before)
+    assert listed(namespace.log_lines("p", lines=1)) == uuids(api, namespace.allocated("p"))
+
+
+def ready_again(pod: dict[str, Any] | None) -> bool:
+    """Whether a pod's one container was started again and is ready."""
+    (status,) = pod["status"].get("containerStatuses") or [{}] if pod else [{}]
+    return bool(status.get("restartCount") and status["ready"])
 
 
 def test_the_image_holds_no_mock_and_no_compiler(daemonset: dict[str, Any], cluster: Layout) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from driver.journal import Record, read
 from hack.cluster.agent import Agent
 from hack.cluster.api import JSON, Api, path
 from hack.cluster.layout import DRIVER_NAME, NODE_NAME, Layout
@@ -14,6 +15,11 @@ from hack.cluster.scene import Namespace, listed, mig_listed, published, uuids
 from native.mock import MockNode
 
 FLAGS = ("--mig=dynamic", "--reconcile-seconds=1")
+LONG_SLICES = {
+    "apiVersion": "resource.nvidia.com/v1beta1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
+}
 NOISE = (
     # The kubelet begins with the pods that it remembers, before the plugin is there; it comes back to them.
     r"Failed to prepare dynamic resources.*DRA driver gpu\.nvidia\.com is not registered",
@@ -81,8 +87,9 @@ def test_after_a_reboot_pods_have_their_gpus_and_partitions_again_and_nothing_is
     node = other_node("h200", *FLAGS, devices=8 * 26)
     agent = Agent(cluster, "h200")
     noise += NOISE
-    for name, count in {"one": 1, "two": 2, "gone": 1}.items():
-        namespace.claim(name, count=count)
+    namespace.claim("one", parameters=LONG_SLICES)
+    namespace.claim("two", count=2)
+    namespace.claim("gone")
     for name, profile in {"part": "2g.35gb", "small": "1g.18gb", "gone-part": "1g.18gb"}.items():
         cel = f'device.attributes["{DRIVER_NAME}"].profile == "{profile}"'
         namespace.claim(name, device_class="mig.nvidia.com", cel=[cel])
@@ -90,10 +97,13 @@ def test_after_a_reboot_pods_have_their_gpus_and_partitions_again_and_nothing_is
     before = {name: run(namespace, name) for name in (*whole, *parts, *gone)}
     devices = {name: namespace.allocated(name) for name in (*whole, *parts)}
     assert len(standing(node)) == 3
+    sliced = address_of(api, node, devices["one"][0])
+    assert node.number(sliced, "timeslice") > 0
 
     with powered_off(agent, stale_sockets=False):
         node.reboot()
         assert standing(node) == []
+        assert node.number(sliced, "timeslice") == 0
         delete_by_force(namespace, *gone)
     agent.start(*FLAGS, "--rescan-seconds=1")
 
@@ -106,14 +116,40 @@ def test_after_a_reboot_pods_have_their_gpus_and_partitions_again_and_nothing_is
         assert mig_listed(namespace.log_lines(name, lines=2)) == list(namespace.told(name).values())
     wait_prepared(agent, namespace, *whole, *parts)
     assert standing(node) == ["1g.18gb", "2g.35gb"]
+    assert node.number(sliced, "timeslice") > 0
     agent.wait(lambda: agent.metrics()["gpudra_prepared_claims"] == 4, "the claims that are left in the metrics")
     namespace.api.wait_all("events", "default", rebooted, "the kubelet saw another boot id", 60)
+    agent.wait(
+        lambda: account(agent) >= {("gap", "reboot"), *(("held", name) for name in (*whole, *parts))},
+        "the reboot and the claims that outlived it in the journal",
+    )
+    agent.wait(lambda: account(agent) >= {("given back", name) for name in gone}, "the other claims in the journal")
 
     for name in (*whole, *parts):
         namespace.delete_pod(name)
     assert standing(node) == []
     assert list(agent.layout.cdi.iterdir()) == []
     assert {node.number(gpu.address, "mig_current") for gpu in node.profile.gpus} == {0}
+
+
+def account(agent: Agent) -> set[tuple[str, str]]:
+    """What the journal says of the present boot, in short."""
+    boot_id = (agent.mock_root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    words = {
+        "claim.recover": "held",
+        "claim.prepare": "held",
+        "claim.sweep": "given back",
+        "claim.unprepare": "given back",
+    }
+    records = [one for one in read(agent.state_dir / "journal") if isinstance(one, Record) and one.boot == boot_id]
+    gaps = {("gap", str(one.data.get("cause"))) for one in records if one.kind == "gap"}
+    return gaps | {(words[one.kind], one.claim.name) for one in records if one.kind in words and one.claim is not None}
+
+
+def address_of(api: Api, node: MockNode, device: str) -> str:
+    """The PCI address of a published GPU."""
+    uuid = published(api)[device]["attributes"]["uuid"]
+    return next(gpu.address for gpu in node.profile.gpus if gpu.uuid == uuid)
 
 
 def rebooted(events: dict[str, JSON]) -> bool:
@@ -131,7 +167,7 @@ def test_a_pod_whose_gpu_did_not_come_back_waits_and_says_so_and_has_it_when_it_
     before = {name: run(namespace, name) for name in ("lucky", "unlucky")}
     (device,) = namespace.allocated("unlucky")
     uuid = published(api)[device]["attributes"]["uuid"]
-    address = next(gpu.address for gpu in mock_node.profile.gpus if gpu.uuid == uuid)
+    address = address_of(api, mock_node, device)
 
     with powered_off(agent):
         mock_node.reboot()
@@ -153,3 +189,40 @@ def test_a_pod_whose_gpu_did_not_come_back_waits_and_says_so_and_has_it_when_it_
         namespace.delete_pod(name)
     assert list(agent.layout.cdi.iterdir()) == []
     agent.stop()
+
+
+@pytest.mark.bug("B72")
+@pytest.mark.bug("B95")
+def test_partitions_that_an_administrator_makes_again_at_the_start_are_told_apart_by_their_places(
+    other_node: Start, cluster: Layout, api: Api, namespace: Namespace, noise: list[str]
+) -> None:
+    node = other_node("dgx-a100", devices=8)
+    agent = Agent(cluster, "dgx-a100")
+    noise += NOISE
+    first = node.profile.gpus[0].address
+    node.nvidia_smi("-i", first, "-mig", "1")
+    node.nvidia_smi("mig", "-i", first, "-cgi", "9:0,9:4", "-C")
+    agent.wait_published(api, 7 + 2)
+    for name in ("a", "b"):
+        cel = f'device.attributes["{DRIVER_NAME}"].profile == "3g.20gb"'
+        namespace.claim(name, device_class="mig.nvidia.com", cel=[cel])
+    before = {name: run(namespace, name) for name in ("a", "b")}
+    devices = {name: namespace.allocated(name) for name in ("a", "b")}
+    seen = {name: mig_listed(namespace.log_lines(name, lines=2)) for name in ("a", "b")}
+
+    with powered_off(agent):
+        node.reboot()
+        # In the other order, and with other UUIDs.
+        node.nvidia_smi("mig", "-i", first, "-cgi", "9:4,9:0", "-C")
+    agent.start("--rescan-seconds=1")
+
+    agent.wait_published(api, 7 + 2)
+    for name in ("a", "b"):
+        running_again(namespace, name, before[name])
+    after = {name: mig_listed(namespace.log_lines(name, lines=2)) for name in ("a", "b")}
+    assert {name: namespace.allocated(name) for name in ("a", "b")} == devices
+    assert not {*after["a"], *after["b"]} & {*seen["a"], *seen["b"]}
+    assert after == {name: uuids(api, devices[name]) for name in ("a", "b")}
+    for name in ("a", "b"):
+        namespace.delete_pod(name)
+    assert standing(node) == ["3g.20gb", "3g.20gb"]
