@@ -12,12 +12,7 @@ import pytest
 
 from kubeletplugin.client import ApiError, KubeClient
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
-
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
-NODES = "/api/v1/nodes"
-EVENTS = "/api/v1/namespaces/default/events"
+from tests.contract.apiserver.api_calls import SLICES
 
 
 class Api:

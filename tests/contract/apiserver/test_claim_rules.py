@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kubeletplugin.client import ApiError
+from tests.contract.apiserver.api_calls import CLAIMS
 
 SINCE = {"*": (37, "the table holds the rules of the newest version")}
-CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 R = "spec.devices.requests[0]"
 
 

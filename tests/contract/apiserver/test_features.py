@@ -6,8 +6,7 @@ from typing import Any
 
 from kubeletplugin.publisher.features import detect_features
 from kubeletplugin.testing.gates import DEFAULT_GATES
-
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+from tests.contract.apiserver.api_calls import SLICES
 
 
 def test_the_gates_that_are_on_by_default_are_found(api: Any) -> None:

@@ -1,4 +1,4 @@
-"""What happens to objects: names, versions, generations, conflicts, selections, deletions, dry runs, other kinds."""
+"""What happens to a slice that is made, changed and not there: names, versions, generations, conflicts, dry runs."""
 
 from __future__ import annotations
 
@@ -7,34 +7,20 @@ from typing import Any
 
 import pytest
 
-from kubeletplugin.client import ApiError
+from tests.contract.apiserver.api_calls import (
+    NODES,
+    SLICE_DETAILS,
+    SLICES,
+    UID,
+    error_of,
+    path,
+)
 
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
-NODES = "/api/v1/nodes"
-EVENTS = "/api/v1/namespaces/default/events"
 SINCE = {
-    "test_bad_metadata_is_refused[metadata4-causes4]": (36, "an owner without a UID lacks it, and has no invalid one"),
+    "test_bad_metadata_is_refused[an owner without a UID]": (37, "it lacks one; before, the empty one was invalid"),
     "test_the_time_of_a_taint_is_set_by_the_server_and_kept_in_seconds": (36, "taints are kept by default"),
     "test_a_merge_patch_changes_what_it_names": (35, "a slice without devices has no such field"),
-    "test_slices_are_selected_by_their_fields[spec.driver={driver},spec.pool.name={node}/other-found3]": (
-        37,
-        "a selector can name the pool",
-    ),
 }
-UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-SLICE_DETAILS = {"group": "resource.k8s.io", "kind": "resourceslices"}
-
-
-def error_of(call: Any, *args: Any, **kwargs: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        call(*args, **kwargs)
-    return caught.value
-
-
-def path(document: dict[str, Any]) -> str:
-    return f"{SLICES}/{document['metadata']['name']}"
 
 
 # Creation
@@ -90,20 +76,23 @@ def test_a_short_generate_name_stays_whole(api: Any) -> None:
 @pytest.mark.parametrize(
     ("metadata", "causes"),
     [
-        ({}, [("FieldValueRequired", "metadata.name")]),
-        ({"name": "Bad_Name"}, [("FieldValueInvalid", "metadata.name")]),
-        (
+        pytest.param({}, [("FieldValueRequired", "metadata.name")], id="no name"),
+        pytest.param({"name": "Bad_Name"}, [("FieldValueInvalid", "metadata.name")], id="a name"),
+        pytest.param(
             {"generateName": "Bad_"},
             [("FieldValueInvalid", "metadata.generateName"), ("FieldValueInvalid", "metadata.name")],
+            id="the beginning of a name",
         ),
-        ({"name": "x", "labels": {"a b": "c"}}, [("FieldValueInvalid", "metadata.labels")]),
-        (
+        pytest.param({"name": "x", "labels": {"a b": "c"}}, [("FieldValueInvalid", "metadata.labels")], id="a label"),
+        pytest.param(
             {"name": "x", "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n"}]},
             [("FieldValueRequired", "metadata.ownerReferences[0].uid")],
+            id="an owner without a UID",
         ),
     ],
 )
 def test_bad_metadata_is_refused(api: Any, metadata: dict[str, Any], causes: list[tuple[str, str]]) -> None:
+    """The causes are those of 1.37; a row that was another before has its note in ``SINCE``."""
     error = api.refused(api.slice() | {"metadata": metadata})
 
     assert error.status == 422
@@ -347,277 +336,3 @@ def test_only_known_media_types_are_read(api: Any) -> None:
     error = error_of(api.client.request, "POST", SLICES, body=api.slice(), content_type="text/plain")
 
     assert (error.status, error.reason) == (415, "UnsupportedMediaType")
-
-
-# Lists and selectors
-
-
-def test_a_list_has_a_version_and_items_without_type(api: Any) -> None:
-    stored = api.client.create(SLICES, api.slice())
-
-    answer = api.client.get(SLICES, query=api.mine)
-
-    assert (answer["kind"], answer["apiVersion"]) == ("ResourceSliceList", "resource.k8s.io/v1")
-    assert int(answer["metadata"]["resourceVersion"]) >= int(stored["metadata"]["resourceVersion"])
-    assert answer["items"] == [{"metadata": stored["metadata"], "spec": stored["spec"]}]
-
-
-@pytest.mark.parametrize(
-    ("selector", "found"),
-    [
-        ("spec.nodeName={node}", ["a", "b"]),
-        ("spec.driver={driver},spec.nodeName={node}", ["a", "b"]),
-        ("spec.driver={driver},spec.nodeName=", ["everywhere"]),
-        ("spec.driver={driver},spec.pool.name={node}/other", ["b"]),
-        ("spec.driver=={driver},spec.nodeName!={node}", ["everywhere"]),
-        ("metadata.name={tag}-a", ["a"]),
-        ("spec.driver={driver},spec.nodeName=elsewhere", []),
-    ],
-)
-def test_slices_are_selected_by_their_fields(api: Any, selector: str, found: list[str]) -> None:
-    other = {"name": f"{api.node}/other", "generation": 1, "resourceSliceCount": 1}
-    api.client.create(SLICES, api.slice(f"{api.tag}-a"))
-    api.client.create(SLICES, api.slice(f"{api.tag}-b", pool=other))
-    api.client.create(SLICES, api.slice(f"{api.tag}-everywhere", nodeName=None, allNodes=True))
-
-    query = {"fieldSelector": selector.format(tag=api.tag, driver=api.driver, node=api.node)}
-    items = api.client.get(SLICES, query=query)["items"]
-
-    assert [item["metadata"]["name"] for item in items] == [f"{api.tag}-{name}" for name in found]
-
-
-@pytest.mark.parametrize(
-    ("selector", "message"),
-    [
-        ("spec.bogus=1", "field label not supported for resource.k8s.io/v1, Kind=ResourceSlice: spec.bogus"),
-        ("spec.driver", "invalid selector: 'spec.driver'; can't understand 'spec.driver'"),
-    ],
-)
-def test_a_selector_that_is_not_supported_is_a_bad_request(api: Any, selector: str, message: str) -> None:
-    error = error_of(api.client.get, SLICES, query={"fieldSelector": selector})
-
-    assert error.status == 400
-    assert message in error.message
-
-
-# Deletion
-
-
-def test_a_deleted_slice_is_the_answer(api: Any) -> None:
-    stored = api.client.create(SLICES, api.slice())
-
-    answer = api.client.delete(path(stored))
-
-    assert (answer["kind"], answer["metadata"]["uid"]) == ("ResourceSlice", stored["metadata"]["uid"])
-    assert error_of(api.client.get, path(stored)).status == 404
-
-
-def test_a_deletion_under_conditions_that_hold_succeeds(api: Any) -> None:
-    stored = api.client.create(SLICES, api.slice())
-    metadata = stored["metadata"]
-
-    api.client.delete(path(stored), uid=metadata["uid"], resource_version=metadata["resourceVersion"])
-
-    assert api.client.get(SLICES, query=api.mine)["items"] == []
-
-
-@pytest.mark.parametrize(
-    ("conditions", "text"),
-    [
-        (
-            {"uid": "0-0"},
-            (
-                "the UID in the precondition (0-0) does not match the UID in record ({uid}). The object might have "
-                "been deleted and then recreated"
-            ),
-        ),
-        (
-            {"resource_version": "1"},
-            (
-                "the ResourceVersion in the precondition (1) does not match the ResourceVersion in record ({version}). "
-                "The object might have been modified"
-            ),
-        ),
-    ],
-)
-def test_a_deletion_under_conditions_that_fail_is_a_conflict(api: Any, conditions: dict[str, str], text: str) -> None:
-    stored = api.client.create(SLICES, api.slice())
-    metadata = stored["metadata"]
-
-    error = error_of(api.client.delete, path(stored), **conditions)
-
-    assert (error.status, error.reason) == (409, "Conflict")
-    wanted = text.format(uid=metadata["uid"], version=metadata["resourceVersion"])
-    assert error.message == (
-        f'Operation cannot be fulfilled on ResourceSlice.resource.k8s.io "{metadata["name"]}": {wanted}'
-    )
-    assert api.client.get(path(stored)) == stored
-
-
-def test_a_collection_is_deleted_as_far_as_it_is_selected(api: Any) -> None:
-    api.client.create(SLICES, api.slice(f"{api.tag}-a"))
-    api.client.create(SLICES, api.slice(f"{api.tag}-b", nodeName="node-elsewhere"))
-
-    answer = api.client.delete(SLICES, query={"fieldSelector": f"spec.driver={api.driver},spec.nodeName={api.node}"})
-
-    assert answer["kind"] == "ResourceSliceList"
-    assert [item["metadata"]["name"] for item in answer["items"]] == [f"{api.tag}-a"]
-    left = api.client.get(SLICES, query=api.mine)["items"]
-    assert [item["metadata"]["name"] for item in left] == [f"{api.tag}-b"]
-
-
-def test_a_deleted_node_is_answered_by_a_status(api: Any) -> None:
-    node = api.client.create(NODES, {"metadata": {"name": api.node}})
-
-    answer = api.client.delete(f"{NODES}/{api.node}")
-
-    assert (answer["kind"], answer["status"]) == ("Status", "Success")
-    assert answer["details"] == {"name": api.node, "kind": "nodes", "uid": node["metadata"]["uid"]}
-
-
-# Claims, classes, events, the server itself
-
-
-def test_a_claim_is_allocated_through_its_status_only(api: Any) -> None:
-    claim = api.client.create(CLAIMS, api.claim())
-    where = f"{CLAIMS}/{claim['metadata']['name']}"
-    claim["status"] = {"allocation": api.allocation()}
-
-    plain = api.client.update(where, claim)
-    allocated = api.client.update(f"{where}/status", claim | {"metadata": plain["metadata"]})
-
-    assert "allocation" not in (plain.get("status") or {})
-    assert allocated["status"]["allocation"] == api.allocation()
-    assert allocated["metadata"]["namespace"] == "default"
-    api.client.delete(where)
-
-
-def test_a_claim_asks_for_one_device_unless_it_says_otherwise(api: Any) -> None:
-    answer = api.client.create(CLAIMS, api.claim(), query={"dryRun": "All"})
-
-    request = answer["spec"]["devices"]["requests"][0]["exactly"]
-    assert request == {"deviceClassName": "gpu.example.com", "allocationMode": "ExactCount", "count": 1}
-
-
-def test_the_spec_of_a_claim_is_fixed(api: Any) -> None:
-    claim = api.client.create(CLAIMS, api.claim())
-    where = f"{CLAIMS}/{claim['metadata']['name']}"
-    claim["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "other.example.com"
-
-    error = error_of(api.client.update, where, claim)
-
-    assert error.status == 422
-    assert [(cause["field"], cause["reason"]) for cause in error.details["causes"]] == [("spec", "FieldValueInvalid")]
-    assert "field is immutable" in error.message
-    api.client.delete(where)
-
-
-def status_error(api: Any, status: dict[str, Any], before: dict[str, Any] | None = None) -> ApiError:
-    claim = api.client.create(CLAIMS, api.claim())
-    where = f"{CLAIMS}/{claim['metadata']['name']}"
-    try:
-        if before is not None:
-            claim = api.client.update(f"{where}/status", claim | {"status": before})
-        return error_of(api.client.update, f"{where}/status", claim | {"status": status})
-    finally:
-        api.client.delete(where)
-
-
-def fields_of(error: ApiError) -> list[tuple[str, str]]:
-    return sorted((cause["field"], cause["reason"]) for cause in error.details["causes"])
-
-
-def test_an_allocation_names_requests_of_the_claim(api: Any) -> None:
-    allocation = api.allocation()
-    allocation["devices"]["results"][0]["request"] = "other"
-
-    error = status_error(api, {"allocation": allocation})
-
-    assert fields_of(error) == [("status.allocation.devices.results[0].request", "FieldValueInvalid")]
-
-
-def test_an_allocation_is_not_exchanged(api: Any) -> None:
-    other = api.allocation()
-    other["devices"]["results"][0]["device"] = "gpu-1"
-
-    error = status_error(api, {"allocation": other}, before={"allocation": api.allocation()})
-
-    assert fields_of(error) == [("status.allocation", "FieldValueInvalid")]
-
-
-def test_a_claim_is_reserved_only_when_it_is_allocated(api: Any) -> None:
-    error = status_error(api, {"reservedFor": [{"resource": "pods", "name": "pod", "uid": "u"}]})
-
-    assert fields_of(error) == [("status.reservedFor", "FieldValueForbidden")]
-
-
-def test_a_device_status_is_about_an_allocated_device(api: Any) -> None:
-    device = {"driver": api.driver, "pool": f"{api.node}/gpus", "device": "gpu-7"}
-
-    error = status_error(api, {"allocation": api.allocation(), "devices": [device]})
-
-    assert fields_of(error) == [("status.devices[0]", "FieldValueInvalid")]
-    assert "must be an allocated device in the claim" in error.message
-
-
-def test_a_device_status_with_data_is_kept(api: Any) -> None:
-    claim = api.client.create(CLAIMS, api.claim())
-    where = f"{CLAIMS}/{claim['metadata']['name']}"
-    device = {"driver": api.driver, "pool": f"{api.node}/gpus", "device": "gpu-0", "data": {"uuid": "GPU-1"}}
-
-    claim["status"] = {"allocation": api.allocation(), "devices": [device]}
-    stored = api.client.update(f"{where}/status", claim)
-
-    assert stored["status"]["devices"] == [device | {"conditions": None}]
-    api.client.delete(where)
-
-
-def test_a_class_is_stored(api: Any) -> None:
-    spec = {"selectors": [{"cel": {"expression": f'device.driver == "{api.driver}"'}}]}
-    stored = api.client.create(CLASSES, {"metadata": {"name": api.driver}, "spec": spec})
-
-    assert stored["spec"] == spec
-    api.client.delete(f"{CLASSES}/{api.driver}")
-
-
-def event(api: Any, namespace: str) -> dict[str, Any]:
-    return {
-        "metadata": {"name": f"{api.tag}.1", "namespace": namespace},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": api.node},
-        "reason": "Refused",
-        "message": "a slice was refused",
-        "type": "Warning",
-        "source": {"component": "test"},
-        "count": 1,
-    }
-
-
-def test_an_event_about_a_node_lives_in_the_default_namespace(api: Any) -> None:
-    stored = api.client.create(EVENTS, event(api, "default"))
-
-    selector = {"fieldSelector": f"involvedObject.name={api.node}"}
-    assert stored["count"] == 1
-    assert [item["reason"] for item in api.client.get(EVENTS, query=selector)["items"]] == ["Refused"]
-
-
-def test_an_event_about_a_node_lives_in_no_other_namespace(api: Any) -> None:
-    error = error_of(
-        api.client.create, "/api/v1/namespaces/kube-system/events", event(api, "kube-system"), query={"dryRun": "All"}
-    )
-
-    assert error.status == 422
-    assert ("involvedObject.namespace", "FieldValueInvalid") in fields_of(error)
-
-
-def test_the_server_says_its_version_and_that_it_is_ready(api: Any) -> None:
-    version = api.client.get("/version")
-
-    assert (version["major"], version["minor"] >= "34") == ("1", True)
-    assert api.client.text("/readyz") == "ok"
-
-
-def test_a_wrong_token_is_unauthorized(api: Any) -> None:
-    with api.stranger() as stranger:
-        error = error_of(stranger.get, SLICES)
-
-    assert (error.status, error.reason, error.message) == (401, "Unauthorized", "Unauthorized")

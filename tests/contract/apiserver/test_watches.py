@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from kubeletplugin.client import ApiError, WatchEvent
-
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+from tests.contract.apiserver.api_calls import CLAIMS, SLICES
 
 
 class Watcher:

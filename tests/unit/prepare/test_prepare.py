@@ -1,17 +1,16 @@
-"""Prepare and Unprepare: what the kubelet is told, what containers get, and what stays as it was."""
+"""Prepare and Unprepare of a claim: what the kubelet is told, what containers get, and what stays as it was."""
 
 from __future__ import annotations
 
-import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from driver.model import GpuState, MigMode
-from driver.prepare import ClaimError, Phase, PreparedDevice, Preparer, Reason
+from driver.prepare import ClaimError, Phase, PreparedDevice, Reason
 from driver.prepare.claims import ClaimRef
+from tests.unit.prepare.prepare_calls import prepare_one, refusal, spec_of
 from tests.unit.prepare.prepare_node import (
     DRIVER,
     POOL,
@@ -27,25 +26,6 @@ from tests.unit.prepare.prepare_node import (
 )
 
 SHARE = "3f0e6a0e-0f3a-4b6d-9a6e-0d6f1f0c2a11"
-
-
-def prepare_one(preparer: Preparer, document: dict[str, Any]) -> tuple[PreparedDevice, ...]:
-    uid = document["metadata"]["uid"]
-    answer = preparer.prepare({uid: document})[uid]
-    assert not isinstance(answer, ClaimError), answer
-    return answer
-
-
-def refusal(preparer: Preparer, document: dict[str, Any]) -> ClaimError:
-    uid = document["metadata"]["uid"]
-    answer = preparer.prepare({uid: document})[uid]
-    assert isinstance(answer, ClaimError)
-    return answer
-
-
-def spec_of(node: FakeNode, uid: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(node.spec_path(uid).read_text())
-    return content
 
 
 def paths(edits: dict[str, Any]) -> list[str]:
@@ -149,39 +129,6 @@ def test_a_repeated_prepare_makes_a_lost_file_again(node: FakeNode, damage: str)
     assert node.spec_path("u1").read_bytes() == content
 
 
-@pytest.mark.bug("B60")
-def test_one_bad_claim_in_a_call_does_not_spoil_the_others(node: FakeNode) -> None:
-    preparer = node.start()
-    answers = preparer.prepare(
-        {
-            "good": claim("good", result(0)),
-            "missing": claim("missing", result(0) | {"device": "gpu-0000-ff-00-0"}),
-            "bad": claim("bad", result(1), configs=[config(gpu_config(sharin={}))]),
-            "hostile": 5,
-            "foreign": claim("foreign", {"driver": "nic.example.com"}),
-            "good2": claim("good2", result(2)),
-        }
-    )
-    outcome = {uid: answer.reason if isinstance(answer, ClaimError) else len(answer) for uid, answer in answers.items()}
-    assert outcome == {
-        "good": 1,
-        "missing": Reason.DEVICE_NOT_FOUND,
-        "bad": Reason.INVALID_CONFIG,
-        "hostile": Reason.INVALID_CLAIM,
-        "foreign": 0,
-        "good2": 1,
-    }
-    assert node.specs() == ["good", "good2"]
-
-
-@pytest.mark.bug("B60")
-def test_an_empty_call_does_nothing(node: FakeNode) -> None:
-    preparer = node.start()
-    assert preparer.prepare({}) == {}
-    assert preparer.unprepare([]) == {}
-    assert not node.state_dir.exists()
-
-
 @pytest.mark.bug("B53")
 def test_a_permanent_error_costs_neither_a_write_nor_a_look_at_the_node(node: FakeNode) -> None:
     preparer = node.start()
@@ -249,50 +196,6 @@ def test_a_missing_device_node_leaves_nothing_behind_and_prepare_works_once_it_i
     assert preparer.prepared() == ()
     node.nodes.nodes["/dev/nvidia0"] = FakeStatus()
     prepare_one(preparer, claim("u1", result(0)))
-
-
-def test_a_gpu_of_another_live_claim_is_refused_with_the_name_of_that_claim(node: FakeNode) -> None:
-    preparer = node.start()
-    prepare_one(preparer, claim("u1", result(0), name="train"))
-    error = refusal(preparer, claim("u2", result(0), result(1)))
-    assert error.reason is Reason.DEVICE_IN_USE
-    assert not error.permanent
-    assert "ns/train (uid u1)" in str(error)
-    assert device(0) in str(error)
-    assert node.specs() == ["u1"]
-    preparer.unprepare([ref("u1")])
-    prepare_one(preparer, claim("u2", result(0), result(1)))
-
-
-def test_two_claims_for_one_gpu_in_one_call_do_not_both_get_it(node: FakeNode) -> None:
-    answers = node.start().prepare({"u1": claim("u1", result(0)), "u2": claim("u2", result(0))})
-    assert not isinstance(answers["u1"], ClaimError)
-    assert isinstance(answers["u2"], ClaimError)
-    assert "claim-u1" in str(answers["u2"])
-
-
-def test_overlap_is_judged_by_hardware_and_not_by_name(node: FakeNode) -> None:
-    preparer = node.start()
-    prepare_one(preparer, claim("u1", result(0)))
-    # the board was moved to the slot of GPU 1: another name and address, the same hardware
-    node.drop_gpu(0)
-    node.change_gpu(1, uuid=gpu(0).uuid)
-    error = refusal(preparer, claim("u2", result(1)))
-    assert error.reason is Reason.DEVICE_IN_USE
-    assert "claim-u1" in str(error)
-
-
-def test_admin_access_neither_disturbs_the_owner_nor_is_disturbed(node: FakeNode) -> None:
-    preparer = node.start()
-    owner = prepare_one(preparer, claim("owner", result(0)))
-    spec = node.spec_path("owner").read_bytes()
-    prepare_one(preparer, claim("admin", result(0, adminAccess=True)))
-    prepare_one(preparer, claim("admin2", result(0, adminAccess=True)))
-    assert preparer.unprepare([ref("admin")]) == {"admin": None}
-    assert node.spec_path("owner").read_bytes() == spec
-    assert prepare_one(preparer, claim("owner", result(0))) == owner
-    preparer.unprepare([ref("owner")])
-    prepare_one(preparer, claim("next", result(0)))
 
 
 @pytest.mark.bug("B55")
@@ -365,71 +268,6 @@ def test_prepare_after_unprepare_is_a_full_new_prepare(node: FakeNode) -> None:
         assert preparer.prepared() == ()
 
 
-@pytest.mark.bug("B56")
-@pytest.mark.bug("B74")
-def test_a_storm_of_calls_about_few_claims_and_gpus_ends_in_a_state_that_agrees_with_itself(node: FakeNode) -> None:
-    preparer = node.start(patience=60)
-    failures: list[object] = []
-
-    def storm(worker: int) -> None:
-        for turn in range(12):
-            uid = f"u{(worker + turn) % 3}"
-            answer: object = preparer.prepare({uid: claim(uid, result((worker + turn) % 3))})[uid]
-            if isinstance(answer, ClaimError) and answer.reason is not Reason.DEVICE_IN_USE:
-                failures.append(answer)
-            if turn % 2:
-                failures.extend(error for error in preparer.unprepare([ref(uid)]).values() if error)
-            if turn == 6:
-                failures.extend(preparer.recover().problems)
-
-    threads = [threading.Thread(target=storm, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert failures == []
-    records = preparer.prepared()
-    assert node.specs() == sorted(record.ref.uid for record in records)
-    held = [item for record in records for item in record.hardware]
-    assert len(held) == len(set(held))
-    assert sorted(record.ref.uid for record in node.start().prepared()) == []
-    fresh = node.start()
-    fresh.recover()
-    assert fresh.prepared() == records
-
-
-@pytest.mark.bug("B59")
-def test_a_claim_in_work_makes_a_call_about_it_busy_and_leaves_other_claims_alone(node: FakeNode) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    def stop(point: str) -> None:
-        if point == "p2" and not inside.is_set():
-            inside.set()
-            assert go_on.wait(30)
-
-    node.faults = stop
-    preparer = node.start(patience=0.05)
-    slow = threading.Thread(target=preparer.prepare, args=({"u1": claim("u1", result(0))},))
-    slow.start()
-    assert inside.wait(30)
-    try:
-        answers = preparer.prepare(
-            {"u1": claim("u1", result(0)), "u2": claim("u2", result(0)), "u3": claim("u3", result(1))}
-        )
-        assert isinstance(answers["u1"], ClaimError)
-        assert answers["u1"].reason is Reason.BUSY
-        assert isinstance(answers["u2"], ClaimError)
-        assert answers["u2"].reason is Reason.BUSY
-        assert not isinstance(answers["u3"], ClaimError)
-        error = preparer.unprepare([ref("u1")])["u1"]
-        assert error is not None
-        assert error.reason is Reason.BUSY
-    finally:
-        go_on.set()
-        slow.join(30)
-    assert node.specs() == ["u1", "u3"]
-
-
 def test_the_record_names_the_claim_so_that_it_can_be_looked_up_later(node: FakeNode) -> None:
     prepare_one(node.start(), claim("u1", result(0), name="train"))
     preparer = node.start()
@@ -446,32 +284,6 @@ def test_common_edits_that_are_not_ready_are_a_retryable_error_without_a_trace(n
     assert preparer.prepared() == ()
     node.edits.error = None
     prepare_one(preparer, claim("u1", result(0)))
-
-
-@pytest.mark.bug("B47")
-def test_an_unprepare_that_comes_while_prepare_is_at_work_waits_and_frees_everything(node: FakeNode) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    def stop(point: str) -> None:
-        if point == "p2":
-            inside.set()
-            assert go_on.wait(30)
-
-    node.faults = stop
-    preparer = node.start(patience=30)
-    answers: list[object] = []
-    prepare = threading.Thread(target=lambda: answers.append(preparer.prepare({"u1": claim("u1", result(0))})["u1"]))
-    unprepare = threading.Thread(target=lambda: answers.append(preparer.unprepare([ref("u1")])["u1"]))
-    prepare.start()
-    assert inside.wait(30)
-    unprepare.start()
-    go_on.set()
-    prepare.join(30)
-    unprepare.join(30)
-    assert isinstance(answers[0], tuple)
-    assert answers[1] is None
-    assert node.specs() == []
-    assert preparer.prepared() == ()
 
 
 def test_a_file_that_somebody_else_takes_away_at_once_is_noticed_and_the_claim_undone(node: FakeNode) -> None:
@@ -511,19 +323,3 @@ def test_what_can_be_neither_made_nor_undone_stays_held_until_it_is_recovered(no
     node.spec_path("u1").rmdir()
     assert preparer.recover().undone == ["u1"]
     prepare_one(preparer, claim("u2", result(0)))
-
-
-@pytest.mark.bug("B60")
-def test_one_claim_that_cannot_be_undone_does_not_keep_the_others(node: FakeNode) -> None:
-    preparer = node.start()
-    preparer.prepare({uid: claim(uid, result(index)) for index, uid in enumerate(["u0", "u1", "u2"])})
-    node.spec_path("u1").unlink()
-    node.spec_path("u1").mkdir()
-    answers = preparer.unprepare([ref("u0"), ref("u1"), ref("u2")])
-    assert answers["u0"] is None
-    assert answers["u2"] is None
-    assert answers["u1"] is not None
-    assert str(node.spec_path("u1")) in str(answers["u1"])
-    assert [(record.ref.uid, record.phase) for record in preparer.prepared()] == [("u1", Phase.UNPREPARING)]
-    node.spec_path("u1").rmdir()
-    assert preparer.unprepare([ref("u1")]) == {"u1": None}
