@@ -4,6 +4,9 @@ The kubelet repeats a failed Prepare only when it looks at the pod again, which 
 failures pass much sooner: the driver's first reading of the node just after its start, and a GPU whose former claim is
 still being undone, as after a forced deletion of a pod (the scheduler hands the GPU out as soon as the pod is gone from
 the API, the kubelet's Unprepare comes later). Such claims are tried again as soon as something has changed.
+
+Unprepare of a partition needs NVML, and waits for it in the same way: this driver itself lets go of NVML for a moment
+when it hands another GPU over to a virtual machine.
 """
 
 from __future__ import annotations
@@ -60,11 +63,21 @@ class PatientPreparer:
                     log.info("claim uid %s waits at most %g s: %s", uid, self._patience, answers[uid])
 
     def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, ClaimError | None]:
-        """As ``Preparer.unprepare``; then claims that waited for a GPU are tried again."""
-        try:
-            return self._preparer.unprepare(refs)
-        finally:
-            self.changed()
+        """As ``Preparer.unprepare``, tried again where NVML is away; claims that waited for a GPU are tried again."""
+        deadline = time.monotonic() + self._patience
+        answers: dict[str, ClaimError | None] = {}
+        waiting = list(refs)
+        while waiting:
+            seen = self._changes
+            answers.update(self._preparer.unprepare(waiting))
+            left = [ref for ref in waiting if _is_away(answers[ref.uid])]
+            if len(left) < len(waiting):  # not after every attempt: two that wait would wake each other
+                self.changed()
+                seen += 1
+            waiting = left
+            if left and not self._wait(seen, deadline):
+                break
+        return answers
 
     def prepared(self) -> tuple[ClaimRecord, ...]:
         """As ``Preparer.prepared``."""
@@ -90,6 +103,10 @@ class PatientPreparer:
                 return False
             self._condition.wait_for(lambda: self._closed or self._changes != seen, left)
             return not self._closed
+
+
+def _is_away(answer: ClaimError | None) -> bool:
+    return answer is not None and answer.reason is Reason.DRIVER_NOT_READY
 
 
 def _passes(answer: object) -> bool:

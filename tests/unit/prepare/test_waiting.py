@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from driver.prepare import ClaimError, PatientPreparer, Preparer, Reason
+from driver.prepare import ClaimError, ClaimRef, PatientPreparer, Preparer, Reason
 from driver.prepare.state import Answers
 from tests.unit.prepare.prepare_node import FakeNode, claim, ref, result
 
@@ -22,11 +22,22 @@ class Attempts:
     def __init__(self, inner: Preparer) -> None:
         self.inner = inner
         self.count = 0
+        self.away = False
+        """Whether NVML is not there for Unprepare."""
         self.tried = threading.Semaphore(0)
 
     def prepare(self, claims: dict[str, object]) -> Answers:
         try:
             return self.inner.prepare(claims)
+        finally:
+            self.count += 1
+            self.tried.release()
+
+    def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, ClaimError | None]:
+        try:
+            if self.away:
+                return dict.fromkeys((one.uid for one in refs), ClaimError("no NVML", Reason.DRIVER_NOT_READY))
+            return self.inner.unprepare(refs)
         finally:
             self.count += 1
             self.tried.release()
@@ -175,3 +186,58 @@ def test_the_end_of_the_agent_ends_the_wait(
     patient.close()
     assert reason(waiting.result(10), "u2") is Reason.DEVICE_IN_USE
     assert reason(patient.prepare({"u2": claim("u2", result(0))}), "u2") is Reason.DEVICE_IN_USE
+
+
+def test_the_end_of_a_claim_waits_for_nvml_that_is_away_for_a_moment(
+    patient: PatientPreparer, attempts: Attempts, pool: ThreadPoolExecutor
+) -> None:
+    """As while this very agent hands another GPU over to a virtual machine."""
+    uid = "u1"
+    devices(patient.prepare({uid: claim(uid, result(0))}), uid)
+    attempts.wait()
+    attempts.away = True
+    ending = pool.submit(patient.unprepare, [ref(uid)])
+    attempts.wait()
+    assert not ending.done()
+    attempts.away = False
+    patient.changed()
+    assert ending.result(10) == {uid: None}
+    assert attempts.count == 3
+    assert patient.prepared() == ()
+
+
+def test_an_end_that_waits_holds_up_no_other(
+    patient: PatientPreparer, attempts: Attempts, pool: ThreadPoolExecutor
+) -> None:
+    attempts.away = True
+    ending = pool.submit(patient.unprepare, [ref("u1")])
+    attempts.wait()
+    beginning = pool.submit(patient.prepare, {"u2": claim("u2", result(0))})
+    assert devices(beginning.result(10), "u2")
+    attempts.away = False
+    patient.changed()
+    assert ending.result(10) == {"u1": None}
+
+
+def test_the_end_of_a_claim_does_not_wait_without_patience(attempts: Attempts) -> None:
+    attempts.away = True
+    impatient = PatientPreparer(attempts, 0.0)  # type: ignore[arg-type]
+    uid = "u1"
+    answer = impatient.unprepare([ref(uid)])[uid]
+    assert answer is not None
+    assert answer.reason is Reason.DRIVER_NOT_READY
+    assert attempts.count == 1
+
+
+def test_two_ends_that_wait_do_not_wake_each_other(
+    patient: PatientPreparer, attempts: Attempts, pool: ThreadPoolExecutor
+) -> None:
+    attempts.away = True
+    ending = [pool.submit(patient.unprepare, [ref(uid)]) for uid in ("u1", "u2")]
+    attempts.wait()
+    attempts.wait()
+    devices(patient.prepare({"u3": claim("u3", result(0))}), "u3")  # time enough for a wrong attempt
+    assert attempts.count == 3
+    attempts.away = False
+    patient.changed()
+    assert [one.result(10) for one in ending] == [{"u1": None}, {"u2": None}]
