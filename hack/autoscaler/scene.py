@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from driver.analysis.document_text import Value
@@ -32,15 +33,22 @@ def ensure_class(api: Api) -> None:
 def pod(namespace: Namespace, name: str, *, template: bool = False, selector: JSON | None = None, **claim: Any) -> None:
     """A pod that wants GPUs of the class ``any-gpu``; the options are those of ``claim_spec``.
 
-    There is no kubelet: a pod that was placed never runs, and without grace it is gone as soon as it is deleted.
-
     Args:
         namespace: where it lives.
         name: of the pod and its claim (or template).
         template: its claim is made from a template, and so is its own.
         selector: labels of the nodes that will do.
     """
-    spec = claim_spec(device_class=CLASS_NAME, **claim)
+    pod_with(namespace, name, claim_spec(device_class=CLASS_NAME, **claim), template=template, selector=selector)
+
+
+def pod_with(
+    namespace: Namespace, name: str, spec: JSON, *, template: bool = False, selector: JSON | None = None
+) -> None:
+    """A pod with a claim of this spec.
+
+    There is no kubelet: a pod that was placed never runs, and without grace it is gone as soon as it is deleted.
+    """
     if template:
         body: JSON = {"metadata": {"name": name}, "spec": {"spec": spec}}
         namespace.api.create("resourceclaimtemplates", namespace.name, body)
@@ -55,6 +63,26 @@ def pod(namespace: Namespace, name: str, *, template: bool = False, selector: JS
         **({"nodeSelector": selector} if selector else {}),
     }
     namespace.api.create("pods", namespace.name, {"metadata": {"name": name}, "spec": pod_spec})
+
+
+def answered(namespace: Namespace, names: Sequence[str], answers: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    """Wait until an event about each of these pods holds one of the texts; pod -> what that text stands for.
+
+    Raises:
+        AssertionError: the time is over; the text holds the events that there were.
+    """
+    found: dict[str, Any] = {}
+
+    def all_are(events: dict[str, JSON]) -> bool:
+        for event in events.values():
+            about, message = event["involvedObject"]["name"], event.get("message", "")
+            for text, meaning in answers.items():
+                if about in names and text in message:
+                    found.setdefault(about, meaning)
+        return len(found) == len(names)
+
+    namespace.api.wait_all("events", namespace.name, all_are, f"an answer for each of {sorted(names)}", timeout)
+    return found
 
 
 def placed(namespace: Namespace, name: str, timeout: float = 60) -> str:

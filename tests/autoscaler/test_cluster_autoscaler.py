@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from hack.autoscaler.fakenodes import FakeNodes
+from driver.analysis.shape import instantiate, read
+from hack.autoscaler.fakenodes import FakeNodes, gpudra
 from hack.autoscaler.running import GROUP_LABEL, PATIENCE, Running
-from hack.autoscaler.scene import claims, findings, placed, pod
+from hack.autoscaler.scene import answered, claims, findings, placed, pod, pod_with
 from hack.cluster.api import Api
 from hack.cluster.scene import Namespace
+from tests.support.shapeclaims import ADMINISTRATORS, KINDS, corpus, decided
 
 pytestmark = pytest.mark.timeout(300)  # an autoscaler may take its minute, twice in some tests
 
@@ -168,3 +170,52 @@ def test_a_group_without_nodes_is_never_bought_for_claims_because_nobody_tells_w
         namespace.wait_event("first", REFUSED, PATIENCE)
 
         assert sizes(nodes) == [0, 0]
+
+
+def test_a_rule_that_taints_is_not_seen_so_that_nothing_is_bought_for_the_pod_that_it_keeps_out(
+    namespace: Namespace, samples: FakeNodes, api: Api, autoscaler: Start
+) -> None:
+    rule = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": "sick"},
+        "spec": {
+            "deviceSelector": {"pool": "sample-good/gpu.nvidia.com"},
+            "taint": {"key": "example.com/sick", "value": "yes", "effect": "NoSchedule"},
+        },
+    }
+    rules = "/apis/resource.k8s.io/v1/devicetaintrules"
+    api.call("POST", rules, rule)
+    try:
+        assert "A19" in findings(rule)
+        pod(namespace, "train", count=4, match=NUMA)
+        assert "cannot allocate all claims" in namespace.unschedulable("train")
+
+        with autoscaler() as running:
+            running.said("1 pods marked as unschedulable can be scheduled")  # it believes in the sick GPUs
+            assert sizes(samples) == [1, 1]
+    finally:
+        api.call("DELETE", f"{rules}/sick")
+    assert placed(namespace, "train") == "sample-good"  # they were all that was missing
+
+
+@pytest.mark.parametrize(("profile", "mig"), [("dgx-h100", "static"), ("h200", "dynamic")])
+def test_for_every_kind_of_claim_a_node_is_bought_where_the_port_says_that_it_will_serve(
+    namespace: Namespace, nodes: FakeNodes, autoscaler: Start, profile: str, mig: str
+) -> None:
+    shape = gpudra("shape", "export", "--mock-profile", profile, "--mig", mig)
+    nodes.add("sample-good", group("good"))
+    nodes.publish("sample-good", shape)
+    pod_with(namespace, "fill", corpus()["all"]["spec"])
+    assert placed(namespace, "fill") == "sample-good"
+    expected = decided(instantiate(read(json.loads(shape), KINDS), "imaginary"), "imaginary")
+    titles = {f"claim-{number}": title for number, title in enumerate(corpus()) if title not in ADMINISTRATORS}
+    for name, title in titles.items():
+        pod_with(namespace, name, corpus()[title]["spec"])
+
+    with autoscaler():
+        found = answered(namespace, list(titles), {"good 1->": True, REFUSED: False}, PATIENCE)
+
+    assert {titles[name]: bought for name, bought in found.items()} == {
+        title: expected[title] for title in titles.values()
+    }

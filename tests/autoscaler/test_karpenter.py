@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 
+from driver.analysis.autoscaler import refusals
+from driver.analysis.shape import instantiate, read
+from driver.analysis.shape import karpenter as shape_for_karpenter
 from hack.autoscaler import running
 from hack.autoscaler.fakenodes import FakeNodes, gpudra
 from hack.autoscaler.programs import karpenter_module
 from hack.autoscaler.running import INSTANCE_TYPE, PATIENCE, Running
-from hack.autoscaler.scene import placed, pod
+from hack.autoscaler.scene import answered, placed, pod, pod_with
 from hack.cluster.api import Api
 from hack.cluster.layout import Layout
 from hack.cluster.scene import Namespace
+from tests.support.shapeclaims import ADMINISTRATORS, KINDS, corpus, decided
 
 pytestmark = pytest.mark.timeout(300)  # an autoscaler may take its minute, twice in some tests
 
@@ -29,6 +33,8 @@ NUMA = "resource.kubernetes.io/numaNode"
 NODE_CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 PRICES = {"good": 40.0, "bad": 10.0}
 """The cheaper one is bought wherever it will do."""
+EVENTS_AT_ONCE = 6
+"""Karpenter tells of ten nominated pods at once and of five a second after that; the others it leaves out."""
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +115,31 @@ def test_a_claim_that_no_shape_can_meet_buys_nothing(
         namespace.wait_event("too-much", "Failed to schedule pod", PATIENCE)
 
         assert not bought(api)
+
+
+@pytest.mark.parametrize(("profile", "mig"), [("dgx-h100", "static"), ("h200", "dynamic")])
+def test_for_every_kind_of_claim_a_node_is_bought_where_the_port_says_that_it_will_serve(
+    namespace: Namespace, karpenter: Start, profile: str, mig: str
+) -> None:
+    shape = read(json.loads(gpudra("shape", "export", "--mock-profile", profile, "--mig", mig)), KINDS)
+    expected = decided(instantiate(shape, "imaginary"), "imaginary")
+    titles = [title for title in corpus() if title not in ADMINISTRATORS]
+    answers = {"should schedule on": True, "Failed to schedule pod": False}
+    found: dict[str, bool] = {}
+
+    with karpenter({"good": shape_for_karpenter(shape).content}):
+        for first in range(0, len(titles), EVENTS_AT_ONCE):
+            names = {f"claim-{first + n}": title for n, title in enumerate(titles[first : first + EVENTS_AT_ONCE])}
+            for name, title in names.items():
+                pod_with(namespace, name, corpus()[title]["spec"])
+            answer = answered(namespace, list(names), answers, PATIENCE)
+            found |= {names[name]: bought for name, bought in answer.items()}
+            for name in names:
+                namespace.api.delete("pods", namespace.name, name)
+
+    refused = {title for title in titles if any("refuses" in text for _, text in refusals(corpus()[title]["spec"]))}
+    assert found == {title: expected[title] and title not in refused for title in titles}
+    assert refused == {"two of different roots"}
 
 
 def test_the_provider_as_it_is_released_knows_of_no_devices(namespace: Namespace, api: Api, karpenter: Start) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from driver.analysis.allocator import Allocator
+from driver.analysis.allocator import rules as allocator_rules
 from driver.analysis.documents import load
 from driver.analysis.shape import AttributeKinds
 from driver.cli.documents import published
@@ -84,6 +86,10 @@ def corpus() -> dict[str, JSON]:
     return found
 
 
+ADMINISTRATORS = frozenset({"a look at one that is taken"})
+"""Titles of claims that are refused outside of an administrator's namespace."""
+
+
 def scene(release: int, slices: Sequence[JSON], node: str, wanted: JSON) -> JSON:
     """What the oracle is asked about one claim on one empty node, with the features that a release has on."""
     return {
@@ -93,4 +99,13 @@ def scene(release: int, slices: Sequence[JSON], node: str, wanted: JSON) -> JSON
         "Classes": CLASSES,
         "Slices": list(slices),
         "Claims": [wanted],
+    }
+
+
+def decided(slices: Sequence[JSON], node: str) -> dict[str, bool]:
+    """Title -> whether the port of the scheduler's allocator finds devices for the claim on an empty node of these."""
+    rules = allocator_rules(37)
+    return {
+        title: Allocator(rules, CLASSES, slices).allocate(dra.node(node), [wanted]).fits
+        for title, wanted in corpus().items()
     }
