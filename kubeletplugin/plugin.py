@@ -111,12 +111,7 @@ class Plugin:
         cdi_dir: Path = Path("/var/run/cdi"),
         exclusive: bool = False,
     ) -> None:
-        if not _DRIVER_NAME.match(driver_name):
-            raise ValueError(f"driver name {driver_name!r} is not a lower-case DNS subdomain of at most 63 characters")
-        if not 0 < call_deadline < KUBELET_CALL_TIMEOUT:
-            raise ValueError(
-                f"call_deadline is {call_deadline} s; it must be below the kubelet's {KUBELET_CALL_TIMEOUT} s"
-            )
+        _check(driver_name, call_deadline)
         self.driver_name = driver_name
         self.node_name = node_name
         self.registered = Registered()
@@ -128,14 +123,9 @@ class Plugin:
         self._workers = workers
         folder = plugins_dir / driver_name
         self._metadata = _metadata_writer(driver_name, folder, cdi_dir, metadata_versions)
+        lock = _instance_lock(folder) if exclusive else None
         self._calls = ClaimCalls(
-            driver_name,
-            handler,
-            client,
-            self._observer,
-            workers=workers,
-            metadata=self._metadata,
-            lock=_instance_lock(folder) if exclusive else None,
+            driver_name, handler, client, self._observer, workers=workers, metadata=self._metadata, lock=lock
         )
         self._service = DraService(self._calls, call_deadline)
         self._health = _health_service(health)
@@ -323,6 +313,13 @@ class Plugin:
         server = grpc.server(pool, handlers=handlers, options=SERVER_OPTIONS)
         add_services(server, self._service)
         return PooledServer(server, (pool, own))
+
+
+def _check(driver_name: str, call_deadline: float) -> None:
+    if not _DRIVER_NAME.match(driver_name):
+        raise ValueError(f"driver name {driver_name!r} is not a lower-case DNS subdomain of at most 63 characters")
+    if not 0 < call_deadline < KUBELET_CALL_TIMEOUT:
+        raise ValueError(f"call_deadline is {call_deadline} s; it must be below the kubelet's {KUBELET_CALL_TIMEOUT} s")
 
 
 def _metadata_writer(driver_name: str, folder: Path, cdi_dir: Path, versions: Sequence[str]) -> MetadataWriter | None:
