@@ -395,10 +395,13 @@ class Agent:
         ):
             if done:
                 log.info(text, extra={"claims": done})
-        self._offering.recovered(self._preparer.prepared)
+        if report.loaded:
+            self._offering.recovered(self._preparer.prepared)
+            self._plugin.sweep_metadata(lambda: {record.ref.uid for record in self._preparer.prepared()})
         found = {"undone": report.undone, "remade": report.remade, "orphan": report.orphans}
         self._scribe.tell(lambda scribe: scribe.recovered(found, report.records, problems))
-        self._scribe.tell(lambda scribe: scribe.claims())
+        if report.loaded:
+            self._scribe.tell(lambda scribe: scribe.claims())
         count_prepared(self._preparer.prepared(), self._metrics)
         for record in with_other_hardware(before, self._preparer.prepared()):
             self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self._lookout.condition))

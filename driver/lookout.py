@@ -165,7 +165,6 @@ class Lookout:
         scribe = Scribe(self._journal, self._agent.records)
         scribe.started(version, given(settings))
         self._scribe.attach(scribe)
-        scribe.claims()
         self._journal.start()
 
     def _made_webhook(self) -> Webhook | None:
@@ -258,6 +257,8 @@ class Lookout:
         agent.metrics.tell(functools.partial(Metrics.add, name="gpudra_claims_swept_total", outcome=outcome))
         self._scribe.tell(functools.partial(_put_down_swept, one))
         self._scribe.tell(lambda scribe: scribe.claims())
+        if one.error is None and self._plugin is not None:
+            self._plugin.sweep_metadata(lambda: {record.ref.uid for record in agent.records()})
         count_prepared(agent.records(), agent.metrics)
         said = f"the claim is {one.why} by the API server's word and the kubelet did not unprepare it here"
         if one.error is None:

@@ -13,11 +13,12 @@ readers read. (The kernel does not promise that a read during the write itself s
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from kubeletplugin.api import JSON, Claim, ClaimRef, PreparedDevice
@@ -32,12 +33,15 @@ from kubeletplugin.devicemetadata import (
 )
 from kubeletplugin.validation import validate_device_metadata
 
+logger = logging.getLogger(__name__)
+
 POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 """On claims made from a template: the name in the pod's ``spec.resourceClaims``."""
 DATA_FOLDER = "dra-device-metadata"
 CDI_VERSION = "0.5.0"
 """The first that allows names of devices to begin with a digit, as UIDs may."""
 
+_UID = re.compile(r"\A[0-9A-Za-z][0-9A-Za-z-]{0,62}\Z")
 _CDI_VENDOR = re.compile(r"\A[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?\Z")
 
 
@@ -122,6 +126,39 @@ class MetadataWriter:
                     shutil.rmtree(folder)
             except OSError as error:
                 raise MetadataError(f"metadata of claim {ref} cannot be removed: {error}") from error
+
+    def sweep(self, keep: Callable[[], Collection[str]]) -> tuple[str, ...]:
+        """Removes what belongs to no claim any more: of claims that ended without an Unprepare.
+
+        Args:
+            keep: gives the UIDs of all claims that there are. Called once what is there was listed: a claim has a
+                record before it has files, so that one which is prepared meanwhile is among them.
+
+        Returns:
+            The UIDs of which something was removed. What could not be is logged.
+        """
+        found = self._uids()
+        if not found:
+            return ()
+        known = keep()
+        removed = []
+        for uid in sorted(found - set(known)):
+            try:
+                self.remove(ClaimRef("", "", uid))
+            except MetadataError as error:
+                logger.warning("%s", error)
+            else:
+                removed.append(uid)
+        if removed:
+            logger.info("removed the metadata of claims that are gone", extra={"claims": removed})
+        return tuple(removed)
+
+    def _uids(self) -> set[str]:
+        """Of the claims that have files; what is not named as ours are is left alone."""
+        prefix = f"{self._driver_name}_metadata_"
+        names = {path.name for path in self._folder.glob("*")}
+        names |= {path.name.removeprefix(prefix).partition("_")[0] for path in self._cdi_dir.glob(f"{prefix}*_*.json")}
+        return {name for name in names if _UID.match(name)}
 
     def _write_request(
         self, ref: ClaimRef, base: str, requests: Mapping[str, Sequence[PreparedDevice]], pod_claim: str | None

@@ -36,7 +36,7 @@ from kubeletplugin.sockets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -192,6 +192,18 @@ class Plugin:
         if self._metadata is None:
             raise RuntimeError("device metadata is not enabled: pass metadata_versions")
         return self._metadata.update(ref, request, devices)
+
+    def sweep_metadata(self, keep: Callable[[], Collection[str]]) -> tuple[str, ...]:
+        """Removes the metadata of claims that ended without an Unprepare; whatever cannot be removed is logged, and
+        tried again with the next call.
+
+        Args:
+            keep: gives the UIDs of all claims that there are, as late as possible.
+
+        Returns:
+            The UIDs of which something was removed.
+        """
+        return () if self._metadata is None else self._metadata.sweep(keep)
 
     def report_status(self, ref: ClaimRef, devices: Sequence[DeviceStatus]) -> None:
         """Says in the claim's status exactly this of its devices (KEP-4817); returns at once.

@@ -16,6 +16,8 @@ from driver.prepare.workshop import Workshop, unfinished
 class Recovery(msgspec.Struct):
     """What ``recover`` did and could not do. The lists hold claim UIDs."""
 
+    loaded: bool = False
+    """Whether the records could be read: else nobody knows what belongs to whom, and nothing may be swept."""
     undone: list[str] = msgspec.field(default_factory=list)
     """Unfinished work that was taken back (or finished taking back)."""
     remade: list[str] = msgspec.field(default_factory=list)
@@ -39,6 +41,7 @@ def recover(
     report = Recovery()
     try:
         with session.open() as deadline:
+            report.loaded = True
             for uid in list(session.records):
                 with session.claims((uid,), deadline) as free:
                     record = session.records.get(uid)  # read again: it may have changed before the lock was ours

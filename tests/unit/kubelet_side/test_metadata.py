@@ -166,6 +166,51 @@ def test_a_file_that_a_crash_left_in_pieces_is_written_anew(tmp_path: Path, rest
     assert read_file(file_of(tmp_path, ref()))["requests"][0]["devices"][0]["name"] == "eth1"
 
 
+@pytest.mark.bug("B83")
+def test_what_claims_left_that_ended_without_an_unprepare_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    of = {"live": ref(1), "dead": ref(2), "late": ref(3)}
+    mine = writer(tmp_path)
+    for each in ("live", "dead"):
+        mine.write(claim(of[each]), [device()])
+    foreign = [tmp_path / "cdi" / name for name in (f"{DRIVER}-dead.json", "other_metadata_uid-2_nic.json")]
+    strange = tmp_path / "data/dra-device-metadata/not_a_uid"
+    for path in (*foreign, strange):
+        path.write_text("{}")
+
+    def keep() -> set[str]:
+        mine.write(claim(of["late"]), [device()])  # prepared while we sweep
+        return {of["live"].uid}
+
+    assert mine.sweep(keep) == (of["dead"].uid,)
+    assert [name for name, each in of.items() if file_of(tmp_path, each).exists()] == ["live", "late"]
+    specs = {path.name for path in (tmp_path / "cdi").glob(f"{DRIVER}_metadata_*")}
+    assert specs == {f"{DRIVER}_metadata_{of[name].uid}_nic.json" for name in ("live", "late")}
+    assert all(path.exists() for path in (*foreign, strange))
+
+
+def test_a_sweep_where_there_is_nothing_asks_nobody(tmp_path: Path) -> None:
+    def keep() -> set[str]:
+        raise AssertionError("nothing is there to be kept")
+
+    assert writer(tmp_path).sweep(keep) == ()
+
+
+def test_metadata_that_cannot_be_swept_is_told_and_swept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = writer(tmp_path)
+    mine.write(claim(ref()), [device()])
+    with monkeypatch.context() as patch:
+
+        def refuse(_path: Path) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        patch.setattr("kubeletplugin.metadata.shutil.rmtree", refuse)
+        assert mine.sweep(set) == ()
+    assert "cannot be removed" in caplog.text
+    assert mine.sweep(set) == (ref().uid,)
+
+
 def test_two_drivers_of_one_request_have_a_file_each(tmp_path: Path) -> None:
     containers = set()
     for driver in ("a.example.com", "b.example.com"):
