@@ -29,6 +29,7 @@ from driver.bridge import (
     with_owners,
 )
 from driver.discovery import Discovery, View
+from driver.lacks import Lacks
 from driver.later import Later
 from driver.lookout import Lookout, Surroundings, claim_ref
 from driver.making import connect, make_preparer
@@ -131,6 +132,7 @@ class Agent:
             cdi_dir=Path(settings.cdi_dir),
         )
         self._known_problems: frozenset[Problem] = frozenset()
+        self._lacks = Lacks()
         self._reader: NodeReader | None = None
         self._shapes = self._make_shape_keeper()
 
@@ -347,13 +349,7 @@ class Agent:
             order=DeviceOrder(settings.device_order),
             counters=counters,
         )
-        for withheld in pool.withheld:
-            log.warning("not published: %s: %s", withheld.device, withheld.reason)
-        if self._mig is MigSupport.DYNAMIC and not counters:
-            log.warning(
-                "the API server does not keep counters (feature gate DRAPartitionableDevices, Kubernetes 1.36): no "
-                "partitions are made, those that stand are handed out as with --mig static"
-            )
+        self._lacks.tell(pool, uncounted=self._mig is MigSupport.DYNAMIC and not counters)
         self._lookout.published(pool.devices, taints)
         if self._shapes is not None:
             self._shapes.offer(pool)
@@ -387,6 +383,9 @@ class Agent:
         problems = [problem for problem in report.problems if problem not in self._known_problems]
         for problem in problems:
             log.warning("%s: %s", problem.subject, problem.message)
+        for ref, problem in report.broken():
+            if problem in problems:
+                self._observer.claim_event(ref, "Warning", "DeviceLost", problem.message)
         self._known_problems = frozenset(report.problems)
         for done, text in (
             (report.undone, "undid what was under way"),
@@ -403,6 +402,8 @@ class Agent:
         if report.loaded:
             self._scribe.tell(lambda scribe: scribe.claims())
         count_prepared(self._preparer.prepared(), self._metrics)
+        if restarts := self._offering.new_restarts():
+            self._metrics.tell(lambda m: m.add("gpudra_mps_daemon_restarts_total", restarts))
         for record in with_other_hardware(before, self._preparer.prepared()):
             self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self._lookout.condition))
         self._patient.changed()

@@ -226,6 +226,10 @@ def _error(error: ClaimError) -> api.PrepareError:
     return api.PrepareError(str(error), reason=error.reason, permanent=error.permanent)
 
 
+_EARLY_EVENTS = 256
+"""More claims than a node has devices."""
+
+
 class AgentObserver(api.NullObserver):
     """Takes what the plugin library tells to metrics, the log and Events on the Node."""
 
@@ -238,6 +242,8 @@ class AgentObserver(api.NullObserver):
         self._events: EventRecorder | None = None
         self._node: api.JSON = {}
         self._refused: dict[str, str] = {}
+        self._early: list[tuple[api.JSON, str, str, str]] = []
+        """Events about claims from before they could be written."""
 
     def attach(self, events: EventRecorder, node: api.JSON) -> None:
         """From now on events can be written.
@@ -250,6 +256,9 @@ class AgentObserver(api.NullObserver):
             self._events = events
             self._node = node
             refused = dict(self._refused)
+            early, self._early = self._early, []
+        for about, kind, reason, message in early:
+            events.record(about, kind, reason, message)
         for message in refused.values():
             self._record("Warning", "ResourceSliceRefused", message)
 
@@ -323,6 +332,8 @@ class AgentObserver(api.NullObserver):
         }
         with self._lock:
             events = self._events
+            if events is None and len(self._early) < _EARLY_EVENTS:
+                self._early.append((about, kind, reason, message))
         if events is not None:
             events.record(about, kind, reason, message)
 

@@ -113,6 +113,11 @@ TABLE: tuple[Definition, ...] = (
     ),
     Definition(
         "counter",
+        "gpudra_mps_daemon_restarts_total",
+        "MPS control daemons that had ended and were started again; running CUDA programs of their claims failed.",
+    ),
+    Definition(
+        "counter",
         "gpudra_journal_lost_total",
         "Records that are missing from the journal (queue, error, end), and writes that failed and were tried again.",
         ("cause",),

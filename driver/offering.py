@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from driver.inventory.filters import Policy, Usage
     from driver.prepare import ClaimRecord
     from driver.prepare.config import DeviceConfig
+    from driver.prepare.sharing.daemons import Daemons
     from driver.prepare.sharing.mps import MpsStep
     from driver.prepare.steps import Step
     from native.commands import DriverPrograms
@@ -51,6 +52,7 @@ class Offering:
         self._policy: Policy | None = None
         self._said: frozenset[Problem] = frozenset()
         self._mps = self._lazy_mps()
+        self._restarts = 0
 
     def steps(self) -> tuple[Step, ...]:
         """The steps of claims that share devices. A way of sharing that is turned off cannot be asked for; what claims
@@ -112,15 +114,21 @@ class Offering:
         return ShareStep(self.share_count)
 
     def _make_mps(self) -> MpsStep:
-        from driver.prepare.sharing.daemons import MpsDaemons
         from driver.prepare.sharing.mps import MpsStep
         from native.smi import NvidiaSmi
 
-        settings = self._settings
         programs = self._programs()
+        return MpsStep(NvidiaSmi(programs), self._make_daemons(programs), self._settings.sharing_seconds)
+
+    def _make_daemons(self, programs: DriverPrograms) -> Daemons:
+        if self._settings.mps_daemons == "pod":
+            from driver.prepare.sharing.kept import KeptDaemons
+
+            return KeptDaemons(self._mps_folder, self._driver_version)
+        from driver.prepare.sharing.daemons import MpsDaemons
+
         # A mock node that may not make device nodes may not make mounts either; it has no CUDA anyway.
-        daemons = MpsDaemons(programs, self._mps_folder, private_shm=not settings.plain_device_nodes)
-        return MpsStep(NvidiaSmi(programs), daemons, settings.sharing_seconds)
+        return MpsDaemons(programs, self._mps_folder, private_shm=not self._settings.plain_device_nodes)
 
     def _make_slices(self) -> Step:
         from driver.prepare.sharing.timeslicing import TimeSliceStep
@@ -215,6 +223,12 @@ class Offering:
         if self._mps_folder.is_dir():
             for daemon in self._mps.step().sweep(records):
                 log.info("ended MPS control daemon %s, which belonged to no claim", daemon)
+
+    def new_restarts(self) -> int:
+        """How often an MPS daemon was started again since this was asked last."""
+        total = 0 if self._mps.made is None else self._mps.made.restarts
+        new, self._restarts = total - self._restarts, total
+        return new
 
     def close(self) -> None:
         """Start no MPS daemon again; what a pod's end leaves of them is the next agent's."""

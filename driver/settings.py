@@ -24,6 +24,7 @@ _CHOICES = {
     "device_order": ("pack", "spread"),
     "display_gpus": ("offer", "withhold"),
     "held_gpus": ("offer", "withhold"),
+    "mps_daemons": ("child", "pod"),
     "log_level": ("debug", "info", "warning", "error"),
 }
 _STRATEGIES = ("TimeSlicing", "MPS")
@@ -102,6 +103,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long the settings of one claim, or the start of its MPS daemon, may take."""
     mps_dir: str = "/run/gpudra/mps"
     """Folder of the MPS daemons, at the same path on the host."""
+
+    mps_daemons: str = "child"
+    """child: MPS daemons are processes of this agent; pod: of a keeper (``gpudra mps``) that serves ``mps_dir``."""
 
     rescan_seconds: Seconds = 60.0
     nvml_deadline_seconds: Seconds = 30.0
@@ -307,7 +311,7 @@ def _from_file(config: Path | None) -> Mapping[str, Any]:
         content = msgspec.json.decode(config.read_bytes())
     except OSError as err:
         raise SettingsError(f"--config {config} cannot be read: {err.strerror}") from err
-    except msgspec.DecodeError as err:
+    except (msgspec.DecodeError, RecursionError) as err:
         raise SettingsError(f"--config {config} is not JSON: {err}") from err
     if not isinstance(content, dict):
         raise SettingsError(f"--config {config} must hold a JSON object, not {type(content).__name__}")

@@ -95,6 +95,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "sharing": "ways of sharing that claims may ask for (default: TimeSlicing,MPS)",
         "sharing_seconds": "how long the settings of one claim or the start of its MPS daemon may take (default: 10)",
         "mps_dir": "folder of the MPS daemons, at the same path on the host (default: /run/gpudra/mps)",
+        "mps_daemons": "child: MPS daemons are processes of the agent and end with its pod; pod: gpudra mps, in a pod "
+        "of its own, runs them (default: child)",
     },
     "health": {
         "health_seconds": "how often the GPUs' health is probed (default: 10)",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-_VERBS = ("agent", "topology", "slices", "validate", "lint", "shape", "journal", "idle", "demo", "mock")
+_VERBS = ("agent", "topology", "slices", "validate", "lint", "shape", "journal", "idle", "demo", "mps", "mock")
 
 _DESCRIPTION = """\
 A Kubernetes DRA driver for NVIDIA GPUs.
@@ -28,6 +28,7 @@ examples:
   gpudra demo                                 a claim's whole life on a mock node, in a minute
   gpudra mock up --root /tmp/node             a GPU node without a GPU, for any program that uses NVML
   gpudra agent --node-name "$NODE_NAME"       the daemon
+  gpudra mps --driver-root /driver-root       MPS daemons in a pod of their own, for --mps-daemons pod
 """
 
 

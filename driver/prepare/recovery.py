@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from driver.model import NodeInventory, Problem
+from driver.prepare.claims import ClaimRef
 from driver.prepare.errors import ClaimError, storage_error
 from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.resolve import ReplacedError
@@ -29,6 +32,11 @@ class Recovery(msgspec.Struct):
     problems: list[Problem] = msgspec.field(default_factory=list)
     records: dict[str, ClaimRecord] = msgspec.field(default_factory=dict)
     """Claim UID -> the record as it was before, of the claims that were undone or remade, or have a problem."""
+
+    def broken(self) -> Iterator[tuple[ClaimRef, Problem]]:
+        """Prepared claims whose devices are not as they were given, each with its problem."""
+        named = {f"claim {record.ref}": record for record in self.records.values() if record.phase is Phase.PREPARED}
+        return ((named[one.subject].ref, one) for one in self.problems if one.subject in named)
 
 
 def recover(

@@ -30,8 +30,9 @@ def test_the_server_accepts_every_variant_of_the_daemonset(cluster: Layout, vari
 
 
 def test_variants_go_together(cluster: Layout) -> None:
+    together = [variant for variant in VARIANTS if variant.stem != "mps-pod"]  # it is there instead of mps
     plain = yaml.safe_load((DEPLOY / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
-    pod = yaml.safe_load(merged(cluster, *VARIANTS))["spec"]["template"]["spec"]
+    pod = yaml.safe_load(merged(cluster, *together))["spec"]["template"]["spec"]
     (before,), (container,) = plain["containers"], pod["containers"]
     assert pod["hostPID"] is True
     assert container["resources"]["limits"] == {"memory": "4Gi"}

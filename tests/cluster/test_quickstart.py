@@ -168,17 +168,24 @@ def test_consumable_shares_put_the_pods_of_a_deployment_on_one_gpu(
 ) -> None:
     if cluster.load().minor_version < (1, 36):
         pytest.skip("DRAConsumableCapacity is off by default before Kubernetes 1.36")
-    other_node("h200", f'--shares={{"*": {shares}}}', devices=8)
+    node = other_node("h200", "--allow-devices=index=0", f'--shares={{"*": {shares}}}', devices=1)
     parts = {"GPUDRA_SHARES": f"1/{shares}", "GPUDRA_MEMORY_LIMIT": str(4 << 30)}
     with applied(api, DATA / file) as demo:
         names = demo.running_pods(pods)
-        found = {pod: seen(demo, pod, "ctr") for pod in names}
-        assert len({gpu for gpus in found.values() for gpu in gpus}) == 1
         for pod in names:
-            assert found[pod] == uuids(api, demo.allocated(demo.claim_of(pod)))
+            assert seen(demo, pod, "ctr") == [node.profile.gpus[0].uuid]
             variables = access.kubectl(cluster, "exec", "-n", demo.name, pod, "--", "env").splitlines()
             assert [line.partition("=")[2] for line in variables if line.startswith(f"{told}_")] == [parts[told]]
+        ids = {share_id(api, demo, pod) for pod in names}
+        assert len(ids) == pods
         if shares == pods:
             api.patch("deployments", demo.name, deployment, {"spec": {"replicas": pods + 1}})
-            (late,) = set(demo.running_pods(pods + 1)) - set(names)
-            assert seen(demo, late, "ctr") not in found.values()
+            assert "cannot allocate all claims" in demo.unschedulable(demo.new_pod(names))
+
+
+def share_id(api: Api, demo: Demo, pod: str) -> str:
+    """The id of a pod's share, which the allocation and the claim's status say alike."""
+    status = api.get("resourceclaims", demo.name, demo.claim_of(pod))["status"]
+    (result,) = status["allocation"]["devices"]["results"]
+    assert [entry["shareID"] for entry in status["devices"]] == [result["shareID"]]
+    return str(result["shareID"])

@@ -200,6 +200,37 @@ def test_what_an_administrator_makes_takes_its_gpu_out_of_the_drivers_hands_unti
     scene.until(lambda: len(scene.devices()) == 62, "the whole choice again")
 
 
+@pytest.mark.bug("B94")
+def test_a_partition_that_is_destroyed_under_its_claim_is_told_at_the_claim_once(scene: Scene) -> None:
+    running(scene, 2, mig="static")
+    address = scene.node.profile.gpus[0].address
+    scene.node.nvidia_smi("-i", address, "-mig", "1")
+    scene.node.nvidia_smi("mig", "-i", address, "-cgi", "14:9", "-C")
+    (part,) = scene.until(
+        lambda: [one["name"] for one in scene.devices() if one["attributes"]["type"] == {"string": "mig"}],
+        "a partition",
+    )
+    allocate(scene, "held", part)
+    scene.prepare("held")
+    scene.node.nvidia_smi("mig", "-i", address, "-dci")
+    scene.node.nvidia_smi("mig", "-i", address, "-dgi")
+
+    def events() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = scene.client.get("/api/v1/namespaces/default/events")["items"]
+        return [event for event in found if event["reason"] == "DeviceLost"]
+
+    (event,) = scene.until(events, "an Event")
+    scene.until(lambda: len(scene.devices()) == 1, "the GPU to be withheld")
+    about = event["involvedObject"]
+    assert (about["kind"], about["name"], event["type"]) == ("ResourceClaim", "held", "Warning")
+    assert "destroyed while the claim held it" in event["message"]
+    # Another change is seen by a reading behind it: the same problem is not told again.
+    scene.node.nvidia_smi("-i", address, "-mig", "0")
+    scene.until(lambda: len(scene.devices()) == 2, "the whole GPU")
+    assert [(event.get("count") or 1) for event in events()] == [1]
+    scene.unprepare("held")
+
+
 def test_static_partitions_are_seen_as_they_come_and_go(scene: Scene) -> None:
     running(scene, 2, mig="static")
     address = scene.node.profile.gpus[0].address

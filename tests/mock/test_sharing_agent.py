@@ -6,7 +6,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +118,66 @@ def test_a_daemon_that_died_with_its_agent_is_started_again_in_the_same_place(sc
     assert spec.read_text() == before
     scene.unprepare("c")
     assert daemons(scene) == []
+
+
+def test_a_daemon_that_crashes_is_counted_when_it_runs_again(scene: Scene) -> None:
+    running(scene, metrics_port=0, metrics_address="127.0.0.1")
+    scene.claim("c", config=sharing("MPS"))
+    scene.prepare("c")
+    (folder,) = daemons(scene)
+    os.kill(int((folder / "pipe/nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
+    scene.until(lambda: restarts(scene) == 1, "the restart in the metrics")
+    scene.unprepare("c")
+    assert daemons(scene) == []
+
+
+def restarts(scene: Scene) -> float | None:
+    """What the agent's metrics say of MPS daemons; None before they are served."""
+    served = scene.logged("metrics are served")
+    if not served:
+        return None
+    with urllib.request.urlopen(f"http://127.0.0.1:{served[-1]['port']}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith("gpudra_mps_daemon_restarts_total "))
+
+
+@pytest.fixture
+def keeper(scene: Scene) -> Iterator[subprocess.Popen[bytes]]:
+    """``gpudra mps`` as a process, for the scene's agent."""
+    command = [sys.executable, "-m", "driver.cli.main", "mps", f"--driver-root={scene.node.root}"]
+    environment = {**os.environ, **scene.node.environment, "GPUDRA_PLAIN_DEVICE_NODES": "true"}
+    process = subprocess.Popen([*command, f"--mps-dir={scene.folder / 'mps'}"], env=environment)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_with_a_keeper_the_end_of_the_agent_touches_no_daemon(scene: Scene, keeper: subprocess.Popen[bytes]) -> None:
+    running(scene, mps_daemons="pod")
+    scene.until((scene.folder / "mps" / DRIVER / "keeper.sock").exists, "the keeper's socket")
+    claim = scene.claim("c", config=sharing("MPS", mpsConfig={"defaultActiveThreadPercentage": 50}))
+    ids = scene.prepare("c")
+    (folder,) = [found for found in daemons(scene) if found.name != "libraries" and found.is_dir()]
+    pid = (folder / "pipe/nvidia-cuda-mps-control.pid").read_text()
+    assert f"PPid:\t{keeper.pid}\n" in Path(f"/proc/{pid.strip()}/status").read_text()
+    (spec,) = scene.specs()
+    assert str(folder / "pipe") in spec.read_text()
+    assert scene.end() == 0
+    running(scene, mps_daemons="pod")
+    assert scene.prepare("c") == ids
+    assert (folder / "pipe/nvidia-cuda-mps-control.pid").read_text() == pid
+    scene.unprepare("c")
+    assert not folder.exists()
+    assert shown(scene, uuid_of(scene, claim)) == ("Default", "Default")
+
+
+def test_without_the_keeper_a_claim_with_mps_waits_and_says_for_what(scene: Scene) -> None:
+    running(scene, mps_daemons="pod")
+    claim = scene.claim("c", config=sharing("MPS"))
+    with pytest.raises(KubeletError, match="is the DaemonSet gpudra-mps on this node"):
+        scene.prepare("c")
+    assert shown(scene, uuid_of(scene, claim)) == ("Default", "Default")
+    assert scene.specs() == []
 
 
 def test_a_mistake_is_told_to_the_kubelet_and_nothing_is_touched(scene: Scene) -> None:

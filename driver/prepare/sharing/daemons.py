@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from driver.prepare.locks import KeyedLocks
 from driver.prepare.sharing.process import DaemonError, DaemonFolders, DaemonProcess, Launcher, adopt
+from driver.statefile import remedy
 from native.commands import CommandError, Deadline, DriverPrograms
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _RESTART_SECONDS: Final = 10.0
 _TURN_SECONDS: Final = 0.5
 _LIMIT = re.compile(r"(\d+)\s*([GM])", re.IGNORECASE)
 
-__all__ = ["DaemonError", "DaemonFolders", "DaemonSettings", "MpsDaemons"]
+__all__ = ["DaemonError", "DaemonFolders", "DaemonSettings", "Daemons", "MpsDaemons", "folders_of"]
 
 
 class DaemonSettings(msgspec.Struct, frozen=True):
@@ -50,6 +51,43 @@ class DaemonSettings(msgspec.Struct, frozen=True):
     multi_user: bool = False
     claim: str = ""
     """For messages."""
+
+
+class Daemons(Protocol):
+    """The MPS daemons of a node, whoever runs them: ``MpsDaemons`` here, ``KeptDaemons`` in a pod of their own."""
+
+    @property
+    def restarts(self) -> int:
+        """How often a daemon that had ended was started again."""
+
+    def folders(self, daemon: str) -> DaemonFolders:
+        """As ``folders_of``."""
+
+    def start(self, settings: DaemonSettings, deadline: Deadline) -> None:
+        """Have a daemon that answers and has these settings, started now or before."""
+
+    def runs(self, daemon: str) -> bool:
+        """Whether the daemon runs and is looked after."""
+
+    def stop(self, daemon: str, deadline: Deadline) -> None:
+        """End a daemon and its servers, and remove its files. One that does not run is a success."""
+
+    def sweep(self, wanted: Callable[[], frozenset[str]]) -> tuple[str, ...]:
+        """End daemons and remove folders of claims that nobody knows any more; gives their ids."""
+
+    def detach(self) -> None:
+        """Start no daemon again from now on; those that run go on running."""
+
+
+def folders_of(folder: Path, daemon: str) -> DaemonFolders:
+    """Where a daemon's files are.
+
+    Raises:
+        DaemonError: that is no id of a daemon.
+    """
+    if _ID.match(daemon) is None:
+        raise DaemonError(f"{daemon[:64]!a} is no id of a daemon")
+    return DaemonFolders(folder / daemon)
 
 
 class MpsDaemons:
@@ -69,16 +107,23 @@ class MpsDaemons:
         self._lock = threading.Lock()
         self._locks = KeyedLocks()
         self._watched: dict[str, _Watch] = {}
+        self._restarts = 0
+
+    @property
+    def restarts(self) -> int:
+        """How often a daemon that had ended was started again."""
+        return self._restarts
 
     def folders(self, daemon: str) -> DaemonFolders:
-        """Where a daemon's files are.
+        """As ``folders_of``."""
+        return folders_of(self._folder, daemon)
 
-        Raises:
-            DaemonError: that is no id of a daemon.
-        """
-        if _ID.match(daemon) is None:
-            raise DaemonError(f"{daemon[:64]!a} is no id of a daemon")
-        return DaemonFolders(self._folder / daemon)
+    def present(self) -> frozenset[str]:
+        """The ids of all daemons that have a folder, running or not."""
+        try:
+            return frozenset(entry.name for entry in self._folder.iterdir() if _ID.match(entry.name))
+        except FileNotFoundError:
+            return frozenset()
 
     def start(self, settings: DaemonSettings, deadline: Deadline) -> None:
         """Have a daemon that answers and has these settings, started now or before.
@@ -97,6 +142,7 @@ class MpsDaemons:
             fresh = _Watch(settings, process, self._restart)
             with self._lock:
                 self._watched[settings.id] = fresh
+                self._restarts += watch is not None
             if watch is not None:
                 watch.stopping.set()
             fresh.begin()
@@ -134,9 +180,9 @@ class MpsDaemons:
         try:
             shutil.rmtree(folders.base)
         except FileNotFoundError:
-            pass
+            log.debug("%s is gone already", folders.base)
         except OSError as error:
-            raise DaemonError(f"{error.filename} cannot be removed: {error.strerror}") from error
+            raise DaemonError(f"{folders.base} cannot be removed: {error.strerror}; {remedy(error)}") from error
 
     def sweep(self, wanted: Callable[[], frozenset[str]]) -> tuple[str, ...]:
         """End daemons and remove folders of claims that nobody knows any more; gives their ids.
@@ -145,12 +191,9 @@ class MpsDaemons:
             wanted: ids of the daemons that claims have; asked after a look at the folder, so that a claim that comes
                 meanwhile, and is recorded before its daemon is started, is not missed.
         """
-        try:
-            present = {entry.name for entry in self._folder.iterdir()}
-        except FileNotFoundError:
-            return ()
+        present = self.present()
         gone = []
-        for daemon in sorted(name for name in present - wanted() if _ID.match(name)):
+        for daemon in sorted(present - wanted()) if present else ():
             try:
                 self.stop(daemon, Deadline(_RESTART_SECONDS))
             except DaemonError as error:
@@ -200,6 +243,8 @@ class MpsDaemons:
             except DaemonError as error:
                 log.warning("the MPS control daemon of claim %s does not start: %s", watch.settings.claim, error)
                 return False
+            with self._lock:
+                self._restarts += 1
             return True
 
     def _obtain(self, settings: DaemonSettings, deadline: Deadline) -> DaemonProcess:

@@ -22,7 +22,7 @@ from driver.prepare.document import Cursor, DocumentError
 from driver.prepare.effective import sharing_of
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord
-from driver.prepare.sharing.daemons import DaemonError, DaemonSettings, MpsDaemons
+from driver.prepare.sharing.daemons import DaemonError, Daemons, DaemonSettings
 from driver.prepare.sharing.limits import pinned_limits
 from driver.prepare.sharing.modes import FORMER_MODE, change_mode, former_mode, gives_up, set_mode
 from driver.prepare.sharing.shares import share_of
@@ -118,7 +118,7 @@ class MpsStep(StepDefaults):
     do_points = ("s2",)
     undo_points = ("v2",)
 
-    def __init__(self, smi: NvidiaSmi, daemons: MpsDaemons, seconds: float = 10.0) -> None:
+    def __init__(self, smi: NvidiaSmi, daemons: Daemons, seconds: float = 10.0) -> None:
         self._smi = smi
         self._daemons = daemons
         self._seconds = seconds
@@ -197,6 +197,11 @@ class MpsStep(StepDefaults):
             records: gives all claims as they are when it is called.
         """
         return self._daemons.sweep(lambda: frozenset(daemon for record in records() for daemon in daemon_ids(record)))
+
+    @property
+    def restarts(self) -> int:
+        """How often a daemon that had ended was started again since this agent began to need one."""
+        return self._daemons.restarts
 
     def detach(self) -> None:
         """Start no daemon again from now on."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import native
+from driver.statefile import remedy
 
 _LAUNCH: Final = Path(native.__file__).with_name("launch.py")
 """Run as a script of its own, never imported here: it needs ctypes, and this module is loaded at the agent's start."""
@@ -75,7 +76,9 @@ class DaemonFolders:
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(mode)  # whatever the umask
         except OSError as error:
-            raise DaemonError(f"{error.filename} cannot be made: {error.strerror}; see setting mpsDir") from error
+            raise DaemonError(
+                f"{error.filename} cannot be made: {error.strerror}; {remedy(error)} (setting mpsDir)"
+            ) from error
 
     def last_words(self) -> str:
         """The end of what the daemon printed or logged, for messages."""
@@ -167,8 +170,13 @@ class Launcher:
         if private_shm:
             bind = f"{folders.shm}:/dev/shm"  # clients get the same folder there
             command = [sys.executable, "-I", str(_LAUNCH), "--bind", bind, "--", *command]
+        words = folders.log / "console.log"
         try:
-            with (folders.log / "console.log").open("wb") as console:
+            console = words.open("wb")
+        except OSError as error:
+            raise DaemonError(f"{words} cannot be written: {error.strerror}; {remedy(error)}") from error
+        try:
+            with console:
                 child = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

@@ -158,7 +158,7 @@ def test_what_the_library_tells_is_put_down(room: Room) -> None:
     ], "a refusal is told once, an absence is no refusal"
 
 
-def test_an_event_about_a_claim_names_it(room: Room) -> None:
+def test_an_event_about_a_claim_names_it_and_waits_until_it_can_be_written(room: Room) -> None:
     events: list[tuple[Any, ...]] = []
 
     class Events:
@@ -166,8 +166,10 @@ def test_an_event_about_a_claim_names_it(room: Room) -> None:
             events.append(event)
 
     room.observer.claim_event(OWN, "Warning", "DeviceUnhealthy", "before anybody can write it")
+    assert events == []
     room.observer.attach(Events(), {"kind": "Node"})  # type: ignore[arg-type] # a stand-in
     room.observer.claim_event(OWN, "Warning", "DeviceUnhealthy", "gone")
-    ((about, kind, reason, message),) = events
+    assert events[0][1:] == ("Warning", "DeviceUnhealthy", "before anybody can write it")
+    (about, kind, reason, message) = events[1]
     assert (about["kind"], about["namespace"], about["name"], about["uid"]) == ("ResourceClaim", "ns", "c", "uid-1")
     assert (kind, reason, message) == ("Warning", "DeviceUnhealthy", "gone")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from driver.cli.main import build_parser
 from driver.inventory.filters import parse_selectors, parse_shares
 from driver.settings import ENVIRONMENT_PREFIX, FIELDS, load
 
@@ -54,13 +55,27 @@ def test_what_it_mounts_is_a_volume_of_its_own_or_of_the_daemonset(file: Path) -
     assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes
 
 
-def test_the_folder_of_mps_daemons_is_the_host_s_and_the_setting_s() -> None:
-    file = DEPLOY / "variants" / "mps.yaml"
-    (volume,), (container,) = pod(file)["volumes"], pod(file)["containers"]
-    (mount,) = container["volumeMounts"]
-    assert volume["hostPath"]["path"] == mount["mountPath"] == environment(file)["GPUDRA_MPS_DIR"]
-    assert FIELDS["mps_dir"].default == mount["mountPath"]
-    assert pod(file)["hostPID"] is True
+@pytest.mark.parametrize("name", ["variants/mps.yaml", "variants/mps-pod.yaml", "mps-daemons.yaml"])
+def test_the_folder_of_mps_daemons_is_the_host_s_and_the_setting_s(name: str) -> None:
+    file = DEPLOY / name
+    (container,) = pod(file)["containers"]
+    (path,) = (volume["hostPath"]["path"] for volume in pod(file)["volumes"] if volume["name"] == "mps")
+    (mounted,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "mps")
+    assert path == mounted == environment(file)["GPUDRA_MPS_DIR"] == FIELDS["mps_dir"].default
+    assert pod(file).get("hostPID", False) is (name != "variants/mps-pod.yaml")
+
+
+def test_the_pod_of_the_daemons_goes_where_the_agent_goes_and_asks_for_no_rights() -> None:
+    agent, keeper = pod(DEPLOY / "daemonset.yaml"), pod(DEPLOY / "mps-daemons.yaml")
+    for field in ("affinity", "tolerations", "priorityClassName"):
+        assert keeper[field] == agent[field]
+    assert keeper["automountServiceAccountToken"] is False
+    (image,) = {container["image"] for container in (*agent["containers"], *keeper["containers"])}
+    assert image
+    (container,) = keeper["containers"]
+    parser = build_parser([container["args"][0]])
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in vars(parser.parse_args(container["args"]))}
+    assert {entry["name"] for entry in container["env"]} <= known
 
 
 def test_selectors_in_variants_can_be_read() -> None:
