@@ -92,11 +92,11 @@ class IdleBook:
         self._idle_seconds = idle_seconds
         self._boot_id = boot_id
         self._path = folder / FILE_NAME
+        self._file = statefile.HelpfulFile(self._path, "gpudra idle does not see what is new")
         self._wall = wall
         self._boot = boot
         self._uses: dict[tuple[str, str], Use] = {}
         self._saved: float | None = None
-        self._problem: str | None = None
         self._load()
 
     def sample(self, health: Mapping[str, GpuHealth], records: Sequence[ClaimRecord]) -> list[Use]:
@@ -141,15 +141,7 @@ class IdleBook:
         if self._saved is not None and now - self._saved < SAVE_SECONDS:
             return
         self._saved = now
-        data = msgspec.json.encode(Stored(1, self._boot_id, self._wall(), list(self.uses())))
-        try:
-            statefile.write(self._path, data, sync=False)
-        except OSError as error:
-            if str(error) != self._problem:
-                log.warning("%s cannot be written: %s; gpudra idle does not see what is new", self._path, error)
-            self._problem = str(error)
-        else:
-            self._problem = None
+        self._file.write(msgspec.json.encode(Stored(1, self._boot_id, self._wall(), list(self.uses()))))
 
 
 def tell_metrics(metrics: Metrics, uses: Sequence[Use]) -> None:
@@ -167,7 +159,7 @@ def read_book(path: Path) -> Stored | None:
         stored = msgspec.json.decode(statefile.read(path, _MAX_BYTES), type=Stored)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         log.warning("%s cannot be used: %s", path, error)
         return None
     return stored if stored.version == 1 else None

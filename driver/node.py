@@ -56,9 +56,9 @@ class HiddenLinks:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
+        self._file = statefile.HelpfulFile(path, "A restart would not know NVLinks") if path is not None else None
         self._seen: dict[str, _Links] | None = None
         self._saved: dict[str, _Links] = {}
-        self._problem: str | None = None
 
     def put_back(self, snapshot: NvmlSnapshot) -> NvmlSnapshot:
         """The reading with the links that each GPU had when its mode was off; of GPUs seen with it off only."""
@@ -75,8 +75,8 @@ class HiddenLinks:
                 # The same GPU.
                 gpu = msgspec.structs.replace(gpu, nvlinks=before.nvlinks, fabric=before.fabric)  # noqa: PLW2901
             gpus.append(gpu)
-        if self._seen != self._saved:
-            self._save(self._seen)
+        if self._file is not None and self._seen != self._saved and self._file.write(msgspec.json.encode(self._seen)):
+            self._saved = dict(self._seen)
         return msgspec.structs.replace(snapshot, gpus=tuple(gpus))
 
     def _load(self) -> dict[str, _Links]:
@@ -86,21 +86,9 @@ class HiddenLinks:
             return msgspec.json.decode(statefile.read(self._path, _MAX_BYTES), type=dict[str, _Links])
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("%s cannot be used: %s; GPUs in MIG mode are shown without their NVLinks", self._path, error)
             return {}
-
-    def _save(self, seen: dict[str, _Links]) -> None:
-        if self._path is None:
-            return
-        try:
-            statefile.write(self._path, msgspec.json.encode(seen), sync=False)
-        except OSError as error:
-            if str(error) != self._problem:
-                log.warning("%s cannot be written: %s; a restart would not know NVLinks", self._path, error)
-            self._problem = str(error)
-        else:
-            self._saved, self._problem = dict(seen), None
 
 
 class NodeReader:

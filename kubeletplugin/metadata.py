@@ -12,6 +12,8 @@ readers read. (The kernel does not promise that a read during the write itself s
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -41,6 +43,14 @@ DATA_FOLDER = "dra-device-metadata"
 CDI_VERSION = "0.5.0"
 """The first that allows names of devices to begin with a digit, as UIDs may."""
 
+_REMEDIES = {
+    errno.ENOSPC: "free space on that file system",
+    errno.EDQUOT: "raise the quota of that file system",
+    errno.EROFS: "mount that file system writable",
+    errno.EACCES: "give the plugin write access to that folder",
+    errno.EPERM: "give the plugin write access to that folder",
+    errno.EIO: "check the disk (see the kernel log)",
+}
 _UID = re.compile(r"\A[0-9A-Za-z][0-9A-Za-z-]{0,62}\Z")
 _CDI_VENDOR = re.compile(r"\A[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?\Z")
 
@@ -117,15 +127,19 @@ class MetadataWriter:
         Raises:
             MetadataError: something is left; to be repeated.
         """
+        folder = self._folder / ref.uid
         with self._lock:
             try:
-                for spec in self._cdi_dir.glob(f"{self._driver_name}_metadata_{ref.uid}_*.json"):
-                    spec.unlink(missing_ok=True)
-                folder = self._folder / ref.uid
+                name = f"{self._driver_name}_metadata_{ref.uid}_*.json"
+                for pattern in (name, f".{name}.new"):  # the latter of a process that was killed
+                    for spec in self._cdi_dir.glob(pattern):
+                        spec.unlink(missing_ok=True)
                 if folder.exists():
                     shutil.rmtree(folder)
             except OSError as error:
-                raise MetadataError(f"metadata of claim {ref} cannot be removed: {error}") from error
+                # What removes a folder names only the last part of a path.
+                where = f"{folder} and {self._cdi_dir}"
+                raise MetadataError(f"metadata of claim {ref} cannot be removed ({where}): {_told(error)}") from error
 
     def sweep(self, keep: Callable[[], Collection[str]]) -> tuple[str, ...]:
         """Removes what belongs to no claim any more: of claims that ended without an Unprepare.
@@ -214,7 +228,7 @@ class MetadataWriter:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             _write_in_place(path, stream.encode())
         except OSError as error:
-            raise MetadataError(f"metadata file {path} cannot be written: {error}") from error
+            raise MetadataError(f"metadata file {path} cannot be written: {_told(error)}") from error
 
     def _write_cdi(self, ref: ClaimRef, base: str, pod_claim: str | None) -> str:
         name = f"{ref.uid}_{base}"
@@ -232,15 +246,25 @@ class MetadataWriter:
             self._cdi_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
             # The runtime reads whatever ends in .json, at any time: it may only appear whole.
             temporary = path.with_name(f".{path.name}.new")
-            temporary.write_text(text)
-            temporary.chmod(0o644)
-            temporary.rename(path)
+            try:
+                temporary.write_text(text)
+                temporary.chmod(0o644)
+                temporary.rename(path)
+            except OSError:
+                with contextlib.suppress(OSError):  # the first error is the one to report
+                    temporary.unlink()
+                raise
         except OSError as error:
-            raise MetadataError(f"CDI specification {path} cannot be written: {error}") from error
+            raise MetadataError(f"CDI specification {path} cannot be written: {_told(error)}") from error
         return f"{kind}={name}"
 
     def _path(self, ref: ClaimRef, base: str) -> Path:
         return self._folder / ref.uid / base / "metadata.json"
+
+
+def _told(error: OSError) -> str:
+    """What was wrong with which path, and what to do."""
+    return f"{error}; {_REMEDIES.get(error.errno or 0, 'see the log of the plugin')}"
 
 
 def _by_request(devices: Sequence[PreparedDevice]) -> dict[str, dict[str, list[PreparedDevice]]]:

@@ -102,9 +102,9 @@ class Album:
 
     def __init__(self, folder: Path, boot_id: str | None) -> None:
         self._path = folder / ALBUM
+        self._file = statefile.HelpfulFile(self._path, "A restart would withdraw GPUs that are sick then")
         self._boot_id = boot_id
         self._kept: object = None
-        self._problem: str | None = None
 
     def load(self) -> NodeInventory | None:
         """What was kept in this boot."""
@@ -112,7 +112,7 @@ class Album:
             stored = msgspec.json.decode(statefile.read(self._path, _MAX_BYTES), type=_Stored)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             log.warning("%s cannot be used: %s; GPUs that are sick now are not shown as they were", self._path, error)
             return None
         return stored.node if stored.boot is not None and stored.boot == self._boot_id else None
@@ -122,14 +122,8 @@ class Album:
         essence = node.driver_version, tuple((gpu.address, gpu.uuid, gpu.mig) for gpu in node.gpus)
         if essence == self._kept:
             return
-        try:
-            statefile.write(self._path, msgspec.json.encode(_Stored(self._boot_id, node)), sync=False)
-        except OSError as error:
-            if str(error) != self._problem:
-                log.warning("%s cannot be written: %s", self._path, error)
-            self._problem = str(error)
-            return
-        self._kept, self._problem = essence, None
+        if self._file.write(msgspec.json.encode(_Stored(self._boot_id, node))):
+            self._kept = essence
 
 
 class _Stored(msgspec.Struct):

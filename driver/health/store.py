@@ -23,10 +23,10 @@ class HealthStore:
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = folder / FILE_NAME
+        self._file = statefile.HelpfulFile(self._path, "Taints would not outlive the agent", sync=True)
         self._clock = clock
         self._last: object = None
         self._written_at = -PACE_SECONDS
-        self._problem: str | None = None
 
     def exists(self) -> bool:
         """Whether there is something to go on from."""
@@ -46,12 +46,5 @@ class HealthStore:
         essence = keeper.essence()
         if essence == self._last and (not essence or self._clock() - self._written_at < PACE_SECONDS):
             return
-        data = keeper.dump()
-        try:
-            statefile.write(self._path, data, sync=True)
-        except OSError as error:
-            if str(error) != self._problem:
-                log.warning("%s cannot be written: %s; taints would not outlive the agent", self._path, error)
-            self._problem = str(error)
-            return
-        self._last, self._written_at, self._problem = essence, self._clock(), None
+        if self._file.write(keeper.dump()):
+            self._last, self._written_at = essence, self._clock()

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from driver import statefile
 from driver.journal.records import ClaimId, Kind, Record, encode, plain
 from driver.journal.ring import LockedError, Ring, Tail
 from driver.journal.state import JournalState, apply, replay
@@ -218,7 +219,7 @@ class Journal:
 
     def _failed(self, error: Exception) -> None:
         self._lost("write", 1)
-        problem = str(error)
+        problem = f"{error}; {statefile.remedy(error)}" if isinstance(error, OSError) else str(error)
         if problem != self._problem:
             log.warning(
                 "the journal in %s cannot be written: %s; it is tried again every %g s, claims are not affected",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-import errno
 import os
+
+from driver.statefile import remedy
 
 
 class Reason(enum.StrEnum):
@@ -45,20 +46,7 @@ class ClaimError(Exception):
         self.permanent = permanent
 
 
-_REMEDIES = {
-    errno.ENOSPC: "free space on that file system",
-    errno.EDQUOT: "raise the quota of that file system",
-    errno.EROFS: "mount that file system writable",
-    errno.EACCES: "give the agent write access to that folder",
-    errno.EPERM: "give the agent write access to that folder",
-    errno.EIO: "check the disk (see the kernel log)",
-    errno.ENOENT: "check that the folder is mounted into the agent",
-    errno.ENOTDIR: "something that is not a folder stands in its path: remove it",
-}
-
-
 def storage_error(action: str, path: str | os.PathLike[str], error: OSError) -> ClaimError:
     """The retryable error for a file operation that failed; it names the path, the cause and the remedy."""
     cause = error.strerror or str(error)
-    remedy = _REMEDIES.get(error.errno or 0, "see the agent's log")
-    return ClaimError(f"cannot {action} {os.fspath(path)}: {cause}; {remedy}", Reason.WRITE_FAILED)
+    return ClaimError(f"cannot {action} {os.fspath(path)}: {cause}; {remedy(error)}", Reason.WRITE_FAILED)

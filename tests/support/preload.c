@@ -34,6 +34,7 @@ struct control {
     int64_t failed;  /* calls that failed */
     int64_t trace;   /* write down every call */
     char under[512];
+    char beside[512]; /* a part of paths that do not count all the same */
     char match[512]; /* parts of the paths of calls that fail, with | between them */
     char log[512];   /* file for the trace */
 };
@@ -113,7 +114,8 @@ static int passes(int kind, int folder, const char *path) {
     char full[PATH_MAX];
     whole(folder, path, full);
     int code = 0;
-    if (control->under[0] && strncmp(full, control->under, strlen(control->under)) == 0) {
+    if (control->under[0] && strncmp(full, control->under, strlen(control->under)) == 0 &&
+        !(control->beside[0] && strstr(full, control->beside))) {
         if (control->trace) {
             note(kind, full);
         }

@@ -19,7 +19,7 @@ from native.mock import build
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _NUMBERS = ("armed", "count", "kill_at", "code", "kinds", "torn", "failed", "trace")
-_TEXTS = ("under", "match", "log")
+_TEXTS = ("under", "beside", "match", "log")
 _TEXT_BYTES = 512
 _SIZE = 8 * len(_NUMBERS) + _TEXT_BYTES * len(_TEXTS)
 
@@ -67,15 +67,17 @@ class Control:
     Args:
         folder: holds the file that they share, and the trace.
         under: only paths below it count.
+        beside: a part of paths that do not count all the same.
     """
 
-    def __init__(self, folder: Path, under: Path) -> None:
+    def __init__(self, folder: Path, under: Path, beside: str = "") -> None:
         self._path = folder / "preload.control"
         self._path.write_bytes(bytes(_SIZE))
         self._log = folder / "preload.trace"
         with self._path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
-        self._put_text("under", f"{under}/")
+        self._put_text("under", f"{str(under).rstrip('/')}/")
+        self._put_text("beside", beside)
         self._put_text("log", str(self._log))
 
     @property
