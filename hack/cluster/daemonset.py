@@ -37,8 +37,8 @@ def for_this_cluster(document: JSON, layout: Layout, mock: MockNode, image: str)
     """The manifest with the paths of the test node: another kubelet root, and a machine that is a folder."""
     moved = {"/var/lib/kubelet": str(layout.kubelet), "/var/run/cdi": str(layout.cdi), IMAGE: image}
     text = json.dumps(document)
+    assert IMAGE in text
     for old, new in moved.items():
-        assert old in text
         text = text.replace(old, new)
     changed: JSON = json.loads(text)
     pod = changed["spec"]["template"]["spec"]

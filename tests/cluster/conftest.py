@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hack import image
 from hack.cluster import binaries, lifecycle
 from hack.cluster.agent import Agent
 from hack.cluster.api import Api
@@ -82,6 +83,14 @@ def agent(cluster: Layout, api: Api, mock_node: MockNode) -> Agent:
     process.ensure()
     process.wait_published(api, len(mock_node.profile.gpus))
     return process
+
+
+@pytest.fixture(scope="session")
+def loaded_image(cluster: Layout, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The agent's image, built and known to the node."""
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    image.build(archive)
+    lifecycle.import_image(cluster, archive)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hack import image
-from hack.cluster import access, lifecycle
+from hack.cluster import access
 from hack.cluster.agent import Agent
 from hack.cluster.api import Api, path
 from hack.cluster.daemonset import DAEMONSET, NAME, for_this_cluster, ready_pod, running
@@ -20,13 +20,6 @@ from native.mock import MockNode
 from tests.cluster.test_reboot import NOISE, run, running_again
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def loaded_image(cluster: Layout, tmp_path_factory: pytest.TempPathFactory) -> None:
-    archive = tmp_path_factory.mktemp("image") / "image.tar"
-    image.build(archive)
-    lifecycle.import_image(cluster, archive)
 
 
 @pytest.fixture(scope="module")
