@@ -138,6 +138,28 @@ def test_containers_get_their_devices_attributes_where_that_is_set(scene: Scene)
     assert list((scene.plugins / DRIVER).rglob("*metadata.json")) == []
 
 
+@pytest.mark.bug("B83")
+def test_the_metadata_of_a_claim_that_the_kubelet_did_not_come_back_for_goes_with_it(scene: Scene) -> None:
+    versions = {"metadata_versions": "metadata.resource.k8s.io/v1beta1"}
+    running(scene, **versions)
+    for name in ("gone", "stays"):
+        scene.claim(name)
+        scene.prepare(name)
+
+    def files() -> list[Path]:
+        return [*(scene.plugins / DRIVER).rglob("metadata.json"), *scene.cdi.glob("*_metadata_*.json")]
+
+    assert len(files()) == 4
+    forget(scene, "gone")
+    scene.until(lambda: len(files()) == 2, "the end of its files")
+    assert len(scene.kubelet.container_devices("default", "stays")) == 2
+    scene.end(signal.SIGKILL)
+    (scene.plugins / DRIVER / "dra-device-metadata" / "0f3a4b6d-dead").mkdir()
+    running(scene, **versions)
+    scene.until(lambda: not list((scene.plugins / DRIVER).rglob("0f3a4b6d-dead")), "the end of a dead claim's folder")
+    assert len(files()) == 2
+
+
 @pytest.mark.bug("B63")
 def test_a_journal_that_cannot_be_written_costs_no_claim(scene: Scene) -> None:
     state_dir(scene).mkdir(parents=True)
