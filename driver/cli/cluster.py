@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from driver.analysis.document_text import Problem, Value
 from driver.analysis.documents import Collection, Progress, collect, quiet
+
+log = logging.getLogger(__name__)
 
 PAGE = 500
 """Objects a request."""
@@ -92,8 +95,8 @@ def _api_client(client: Any, config: Any, kubeconfig: str | None, context: str |
     if kubeconfig is None and context is None:
         try:
             config.load_incluster_config()
-        except config.ConfigException:
-            pass
+        except config.ConfigException as error:
+            log.debug("this is no pod of a cluster (%s): the kubeconfig says which one is meant", error)
         else:
             return client.ApiClient()
     return config.new_client_from_config(config_file=kubeconfig, context=context)

@@ -116,9 +116,22 @@ def _paths(args: argparse.Namespace) -> Iterator[NodePaths]:
             node = MockNode.create(Path(folder) / "node", args.mock_profile)
         except (OSError, ProfileError, BuildError) as error:
             raise UsageError(f"--mock-profile {args.mock_profile}: {error}") from error
-        node.activate()
-        os.environ.setdefault("GPUDRA_MOCK_QUIET", "1")  # the commands say themselves that the node is a mock
-        yield NodePaths(node.root, node.root / "sys", node.root / "proc")
+        # The library reads the variables when it is initialised; the commands say themselves that the node is a mock.
+        with _environment({"GPUDRA_MOCK_QUIET": "1", **os.environ, **node.environment}):
+            yield NodePaths(node.root, node.root / "sys", node.root / "proc")
+
+
+@contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    """The process's variables for a while; a mock node that is gone is named by none of them afterwards."""
+    before = dict(os.environ)
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name in wanted.keys() - before.keys():
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in wanted.keys() & before.keys()})
 
 
 def as_json(value: Any) -> Any:

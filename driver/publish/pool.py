@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from driver.model import GpuState, MigSupport, NodeInventory
+from driver.model import Gpu, GpuState, MigSupport, NodeInventory
 from driver.publish.attributes import ATTRIBUTES, Attribute, Missing, Value
 from driver.publish.counters import MAX_SETS_PER_SLICE, WHOLE, counter_set, set_name, totals
 from driver.publish.devices import Tables, device_document, is_missing, mig_keys, part_devices, tainted, uniform_keys
@@ -92,9 +92,7 @@ def build_pool(
         mig = MigSupport.STATIC
     passed = [gpu for gpu in inventory.gpus if gpu.passthrough is not None]
     twins = [gpu for gpu in passed if gpu.state is GpuState.READY] if counters and _countable(inventory) else []
-    offers = [offer_of(gpu, mig) for gpu in inventory.gpus if gpu.passthrough is None or gpu in twins]
-    withheld = [Withheld(offer.gpu.name, offer.reason) for offer in offers if offer.reason is not None]
-    offers = [offer for offer in offers if offer.reason is None]
+    offers, withheld = _offers([gpu for gpu in inventory.gpus if gpu.passthrough is None or gpu in twins], mig)
     values = {offer.gpu.name: _values(inventory, offer) for offer in offers}
     whole = {offer.gpu.name: values[offer.gpu.name] for offer in offers if offer.whole}
     for gpu_name, reason in _incomplete(whole, ATTRIBUTES):
@@ -102,27 +100,48 @@ def build_pool(
         withheld.append(Withheld(gpu_name, reason))
     counted = bool(twins) or (mig is MigSupport.DYNAMIC and any(offer.possible for offer in offers))
     tables = Tables(uniform_keys(whole.values()), mig_keys(offers, values), counted, taints or {})
-    groups = [
-        [*part_devices(offer, values[offer.gpu.name], tables)]
-        + ([_whole_device(offer, whole[offer.gpu.name], tables)] if offer.gpu.name in whole else [])
-        for offer in offers
-    ]
+    groups = [_devices_of(offer, values, whole, tables) for offer in offers]
     sets = [counter_set(offer.gpu, divided=offer.divided) for offer in offers] if counted else []
     virtual = vfio_devices(passed, taints or {})
-    if counted:  # devices with counters and devices without never stand in one pool
-        known = {made["name"]: made["counters"] for made in sets}
-        for gpu, device in zip(passed, virtual, strict=True):
-            if set_name(gpu) not in known:
-                sets.append(counter_set(gpu, divided=False))
-            consumed = known.get(set_name(gpu), {WHOLE: {"value": "1"}})
-            device["consumesCounters"] = [{"counterSet": set_name(gpu), "counters": consumed}]
+    if counted:
+        sets += _consuming(virtual, passed, sets)
     groups += [[device] for device in virtual]
     return PoolDocument(
         name,
         spread(groups) if order is DeviceOrder.SPREAD else packed(groups),
         tuple(withheld),
-        tuple(tuple(sets[start : start + MAX_SETS_PER_SLICE]) for start in range(0, len(sets), MAX_SETS_PER_SLICE)),
+        chunks(sets, MAX_SETS_PER_SLICE) if sets else (),
     )
+
+
+def _offers(gpus: Iterable[Gpu], mig: MigSupport) -> tuple[list[Offer], list[Withheld]]:
+    """What can be given out, and the GPUs that cannot."""
+    found = [offer_of(gpu, mig) for gpu in gpus]
+    withheld = [Withheld(offer.gpu.name, offer.reason) for offer in found if offer.reason is not None]
+    return [offer for offer in found if offer.reason is None], withheld
+
+
+def _devices_of(
+    offer: Offer,
+    values: Mapping[str, Mapping[str, Value | None]],
+    whole: Mapping[str, Mapping[str, Value | None]],
+    tables: Tables,
+) -> list[JSON]:
+    """The partitions of a GPU, then the whole of it."""
+    name = offer.gpu.name
+    devices = [*part_devices(offer, values[name], tables)]
+    return [*devices, _whole_device(offer, whole[name], tables)] if name in whole else devices
+
+
+def _consuming(virtual: Sequence[JSON], gpus: Sequence[Gpu], sets: Sequence[JSON]) -> list[JSON]:
+    """Let the GPUs for virtual machines consume counters too, since devices with counters and devices without never
+    stand in one pool; gives the counter sets that they need beside those that are there."""
+    known = {made["name"]: made["counters"] for made in sets}
+    more = [counter_set(gpu, divided=False) for gpu in gpus if set_name(gpu) not in known]
+    for gpu, device in zip(gpus, virtual, strict=True):
+        consumed = known.get(set_name(gpu), {WHOLE: {"value": "1"}})
+        device["consumesCounters"] = [{"counterSet": set_name(gpu), "counters": consumed}]
+    return more
 
 
 def pool_name(node_name: str, driver_name: str) -> str:

@@ -79,14 +79,21 @@ def of_interpreter(starts: int = 3) -> dict[str, float]:
 
 
 def of_idleness(seconds: float) -> dict[str, float]:
-    """A Python with one gRPC server that nobody calls: CPU milliseconds in 30 s, observed for ``seconds``."""
+    """A Python with one gRPC server that nobody calls: CPU milliseconds in 30 s, observed for ``seconds``.
+
+    Nothing of ours is at work meanwhile: what the machine does then is the work of others.
+    """
     with _python(_IMPORTS + _SERVER) as process:
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)  # what the start left to do
-        before = procfs.cpu_seconds(process.pid)
+        machine, before = procfs.machine_times(), procfs.cpu_seconds(process.pid)
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        return {"floor_idle_cpu_ms_per_30_s": (procfs.cpu_seconds(process.pid) - before) * 1e3 * 30 / seconds}
+        used = procfs.cpu_seconds(process.pid) - before
+        return {
+            "floor_idle_cpu_ms_per_30_s": used * 1e3 * 30 / seconds,
+            "machine_busy_before": procfs.machine_busy(machine),
+        }
 
 
 @contextmanager

@@ -46,10 +46,7 @@ class Effort:
 
 def one_round(candidate: Candidate, client: KubeClient, effort: Effort) -> dict[str, float]:
     """All that is measured of one driver; metric -> value."""
-    before = procfs.machine_times()
-    time.sleep(1.0)
-    found = {"machine_busy_before": procfs.machine_busy(before)}
-    found |= floors.of_interpreter() | floors.of_idleness(effort.idle / 3)
+    found = floors.of_interpreter() | floors.of_idleness(effort.idle / 3)
     starts = []
     for _ in range(effort.starts):
         with _fresh(candidate, client) as first, candidate.started() as running:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -72,14 +72,15 @@ def test_a_program_that_hangs_is_killed_with_what_it_started(root: Root, tmp_pat
 
 def wait_for_end(pid: int) -> None:
     """Until the process is gone, or a zombie that waits for whoever inherits it."""
-    status = Path(f"/proc/{pid}/status")
-    while True:
-        try:
-            if "State:\tZ" in status.read_text():
-                return
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        time.sleep(0.01)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ended, _, _ = select.select([descriptor], [], [], 60)
+        assert ended, f"process {pid} still runs"
+    finally:
+        os.close(descriptor)
 
 
 def test_a_grandchild_that_keeps_the_output_open_does_not_hold_the_caller(root: Root, tmp_path: Path) -> None:
