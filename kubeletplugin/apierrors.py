@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,10 @@ from kubeletplugin.api import JSON
 
 if TYPE_CHECKING:
     import urllib3
+
+_NUMBER = re.compile(r"\A[0-9]{1,6}\Z")
+_LONGEST_PAUSE = 999_999
+"""Seconds that a server may ask for; more is no wish that anybody would follow."""
 
 
 class ApiError(Exception):
@@ -48,7 +53,7 @@ def error_of_answer(response: urllib3.BaseHTTPResponse, data: bytes) -> ApiError
     retry_after = _seconds(response.headers.get("Retry-After"))
     try:
         status = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = None
     if isinstance(status, dict) and status.get("kind") == "Status":
         return error_of_status(status, response.status, retry_after)
@@ -59,14 +64,15 @@ def error_of_answer(response: urllib3.BaseHTTPResponse, data: bytes) -> ApiError
 def error_of_status(status: JSON, code: int, retry_after: float | None) -> ApiError:
     """A Status object as an error; ``retry_after`` is what the header said, if there was one."""
     details = status.get("details") if isinstance(status.get("details"), dict) else {}
-    if retry_after is None and details and details.get("retryAfterSeconds"):
-        retry_after = float(details["retryAfterSeconds"])
+    said = details.get("retryAfterSeconds") if details else None
+    if retry_after is None and isinstance(said, int) and 0 < said <= _LONGEST_PAUSE:
+        retry_after = float(said)
     reason = str(status.get("reason") or "Unknown")
     return ApiError(code, reason, str(status.get("message") or reason), details, retry_after)
 
 
 def _seconds(header: str | None) -> float | None:
     """``Retry-After`` in seconds; the API server never sends the date form."""
-    if header is None or not header.strip().isdigit():
+    if header is None or not _NUMBER.match(header.strip()):
         return None
     return float(header.strip())

@@ -339,7 +339,8 @@ class KubeClient:
         if not isinstance(kind, str) or not isinstance(content, dict):
             raise ApiUnreachableError(f"WATCH {self.server}{path}: a line of the stream is no watch event")
         if kind == "ERROR":
-            raise error_of_status(content, int(content.get("code") or 500), None)
+            code = content.get("code")
+            raise error_of_status(content, code if isinstance(code, int) and code else 500, None)
         return WatchEvent(kind, content)
 
     @contextlib.contextmanager
@@ -450,7 +451,7 @@ class KubeClient:
             return {}
         try:
             document = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ApiUnreachableError(f"{method} {self.server}{path}: the answer is not JSON: {error}") from error
         if not isinstance(document, dict):
             raise ApiUnreachableError(f"{method} {self.server}{path}: the answer is not a JSON object")

@@ -47,7 +47,7 @@ def decode_stream(text: str) -> JSON:
     while position < len(text):
         try:
             found, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # whole numbers may be too long for Python, too
             raise MetadataStreamError(f"read metadata object from stream: {error}") from error
         position = _skip(text, position)
         version = _version(found)

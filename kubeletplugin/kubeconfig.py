@@ -50,7 +50,7 @@ def _parse(file: Path) -> dict[str, Any]:
         raise CredentialsError(f"kubeconfig {file} cannot be read: {error.strerror}") from error
     try:
         document = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         document = _parse_yaml(file, raw)
     if not isinstance(document, dict):
         raise CredentialsError(f"{file} is not a kubeconfig: the document is not a mapping")
@@ -67,7 +67,7 @@ def _parse_yaml(file: Path, raw: bytes) -> Any:
         ) from error
     try:
         return yaml.safe_load(raw)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CredentialsError(f"{file} is neither JSON nor YAML: {error}") from error
 
 

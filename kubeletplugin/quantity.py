@@ -21,6 +21,8 @@ _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL_NAMES = {exponent: name for name, exponent in _DECIMAL.items()}
 _BINARY_NAMES = {0: "", **{exponent: name for name, exponent in _BINARY.items()}}
 _MAX_EXPONENT = 1000
+_LONGEST = 1000
+"""Characters of a text that is read: a number of more digits means nothing, and costs the square of its length."""
 """Far beyond anything real, and small enough that a hostile "1e999999999" costs nothing."""
 
 INT64_MAX = 2**63 - 1
@@ -82,6 +84,8 @@ def parse_quantity(text: str | int) -> Quantity:
     """
     if isinstance(text, bool) or not isinstance(text, (str, int)):
         raise QuantityError(f"{text!r} is not a quantity: text like 80Gi or a whole number is needed")
+    if (len(text) if isinstance(text, str) else text.bit_length() // 3) > _LONGEST:
+        raise QuantityError("a number of so many digits is not a quantity (examples: 4, 1500m, 80Gi, 1e3)")
     match = _SYNTAX.fullmatch(str(text))
     if match is None or not (match["whole"] or match["part"]):
         raise QuantityError(f"{text!r} is not a quantity (examples: 4, 1500m, 80Gi, 1e3)")

@@ -26,7 +26,9 @@ _CLASSES = _GPU_CLASSES | {_NVSWITCH_CLASS}
 """Of NVIDIA's functions, those that matter."""
 _HOST_BRIDGE = re.compile(r"\Apci[0-9a-f]{4,8}:[0-9a-f]{2}\Z")
 _NODE_NAME = re.compile(r"\Anode([0-9]+)\Z")
-_MEM_TOTAL = re.compile(r"MemTotal:\s*([0-9]+)\s*kB")
+_MEM_TOTAL = re.compile(r"MemTotal:\s*([0-9]{1,18})\s*kB")
+_DIGITS = re.compile(r"\A[0-9]{1,18}\Z")
+"""A whole number that a kernel may print; Python refuses to read one of thousands of digits."""
 _DRIVER_VERSION = re.compile(r"^NVRM version:.*?\b([0-9]{3,}\.[0-9.]+)\b", re.MULTILINE)
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6, "128.0": 7}
 """GT/s in max_link_speed -> PCIe generation (PCI Express base specification)."""
@@ -321,9 +323,10 @@ def _read_numa_nodes(reader: _Reader, folder: Path) -> tuple[HostNumaNode, ...]:
 
 def _numbers(reader: _Reader, text: str | None, path: Path, subject: str) -> tuple[int, ...]:
     parts = (text or "").split()
-    if all(part.isascii() and part.isdigit() for part in parts):
+    if all(_DIGITS.match(part) for part in parts):
         return tuple(int(part) for part in parts)
-    reader.note(subject, f"{path} holds {text!r} where numbers are expected; distances are treated as unknown")
+    shown = (text or "")[:40]
+    reader.note(subject, f"{path} holds {shown!r} where numbers are expected; distances are treated as unknown")
     return ()
 
 
@@ -333,7 +336,7 @@ def _mem_total(meminfo: str | None) -> int | None:
 
 
 def _decimal(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    return int(text) if text is not None and _DIGITS.match(text) else None
 
 
 def _address_or_none(text: str | None) -> str | None:

@@ -58,7 +58,7 @@ def values(text: str, origin: str, problems: list[Problem]) -> Iterator[Value]:
 def _json_values(text: str, origin: str, problems: list[Problem]) -> Iterator[Value]:
     try:
         yield Value(msgspec.json.decode(text))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         yield from _several_json_values(text, origin, problems)
 
 
@@ -73,7 +73,7 @@ def _several_json_values(text: str, origin: str, problems: list[Problem]) -> Ite
         index, line = f"document {number}", text.count("\n", 0, position) + 1
         try:
             value, position = decoder.raw_decode(text, position)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             yield from _whole_items(text, position, origin, index, problems, error)
             return
         yield Value(value, index, line)
@@ -93,7 +93,7 @@ def _whole_items(
         line = text.count("\n", 0, position) + 1
         try:
             value, position = decoder.raw_decode(text, position)
-        except (json.JSONDecodeError, RecursionError) as cut:
+        except (ValueError, RecursionError) as cut:
             if text[position : position + 1] == "]":
                 cut = error if isinstance(error, json.JSONDecodeError) else cut
             message = f"is cut off or damaged: {_reason(cut)}; the {number} items before it are read"
@@ -112,7 +112,7 @@ def _skip_blanks(text: str, position: int, also: str = "") -> int:
 def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg[0].lower()}{error.msg[1:]} at line {error.lineno} column {error.colno}"
-    return "it is nested too deeply"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else "it holds a number of too many digits"
 
 
 def _line(error: Exception, otherwise: int) -> int:
@@ -200,7 +200,7 @@ def _items_before(part: str, line: int) -> dict[str, Any] | None:
     for start in reversed(starts[-2:]):
         try:
             rest = _parse(part[:start])
-        except (yaml.YAMLError, ValueError):
+        except (yaml.YAMLError, ValueError, RecursionError):
             continue
         if isinstance(rest, dict) and isinstance(rest.get("items"), list):
             return rest

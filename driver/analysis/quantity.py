@@ -19,6 +19,9 @@ BINARY, DECIMAL, EXPONENT = "BinarySI", "DecimalSI", "DecimalExponent"
 _FORM = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[-+]?[0-9]*)", re.ASCII)
 _DECIMAL_SUFFIX = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY_SUFFIX = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_LONGEST = 1000
+"""Characters of a text that is read: more digits mean nothing."""
+_LARGEST_NUMBER = 10**300
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9]+)", re.ASCII)
 _INT64_DIGITS = 18
 
@@ -84,6 +87,8 @@ def parse(text: str) -> Quantity:
     Raises:
         QuantityError: the text is not one.
     """
+    if len(text) > _LONGEST:
+        raise QuantityError(f"a text of {len(text)} characters is not a quantity: write one such as 80Gi")
     found = _FORM.fullmatch(text)
     if found is None or not (found[2] or found[3]) or not text:
         raise QuantityError(f"{text!r} is not a quantity: write a number with a suffix such as Gi, M, m or e3")
@@ -114,9 +119,9 @@ def read(value: object) -> Quantity:
     """
     if isinstance(value, str):
         return parse(value.strip())
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST_NUMBER:
         return parse(repr(value))
-    raise QuantityError(f"{value!r} is not a quantity: write a text such as 80Gi")
+    raise QuantityError(f"{type(value).__name__} is not a quantity: write a text such as 80Gi")
 
 
 def _suffix(text: str, suffix: str) -> tuple[int, int, str]:

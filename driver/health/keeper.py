@@ -209,7 +209,7 @@ class Keeper:
         """
         try:
             stored = msgspec.json.decode(data, type=_Stored)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f"the stored health state cannot be read: {error}") from error
         if stored.version != 1:
             return

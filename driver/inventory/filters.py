@@ -88,7 +88,7 @@ def parse_shares(text: str) -> tuple[tuple[Selector, int], ...]:
         return ()
     try:
         table = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is no JSON: {error}") from error
     if not isinstance(table, dict):
         raise ValueError('must be a JSON object such as {"model=NVIDIA L4*": 4}')  # noqa: TRY004  a setting's fault

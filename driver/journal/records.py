@@ -139,7 +139,7 @@ def decode(line: bytes) -> Record:
         raise LineError("its checksum does not match")
     try:
         return _decoder.decode(payload + b"}")
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise LineError(f"it is no record: {error}") from error
 
 

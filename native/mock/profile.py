@@ -117,12 +117,15 @@ def load(source: str | Path) -> Profile:
     """
     from native.mock import profiles
 
-    text = profiles.text(source)
+    try:
+        text = profiles.text(source)
+    except UnicodeDecodeError as error:
+        raise ProfileError(str(source), f"is not UTF-8: {error}") from error
     import yaml
 
     try:
         document = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # both are safe loaders
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ProfileError(str(source), f"is not YAML: {error}") from error
     return parse(document)
 

@@ -32,7 +32,7 @@ def load(text: str) -> tuple[NvmlSnapshot, HostTopology]:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     found = document.get("format") if isinstance(document, dict) else None
     if found != FORMAT:

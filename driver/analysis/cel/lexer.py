@@ -95,7 +95,10 @@ def _number(source: str, text: str, position: int) -> Token:
         return Token("double", text, float(text), position)
     unsigned = lower.endswith("u")
     digits = lower.removesuffix("u")
-    number = int(digits, 16) if digits.startswith("0x") else int(digits)
+    significant = digits.removeprefix("0x").lstrip("0")
+    if len(significant) > len(str(2**64)):  # Python reads no number of thousands of digits
+        raise CompileError(f"invalid {'u' * unsigned}int literal", source, position)
+    number = int(significant or "0", 16 if digits.startswith("0x") else 10)
     if number > (2**64 - 1 if unsigned else 2**63):
         raise CompileError(f"invalid {'u' * unsigned}int literal", source, position)
     return Token("uint" if unsigned else "int", text, number, position)

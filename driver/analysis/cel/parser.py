@@ -31,9 +31,13 @@ def parse(source: str, *, quoted: bool = True) -> Node:
 
     Raises:
         CompileError: not an expression; the position is where the parser stopped.
+        UnsupportedError: nested more deeply than this parser can follow.
     """
     parser = _Parser(source, quoted)
-    tree = parser.expression()
+    try:
+        tree = parser.expression()
+    except RecursionError as error:
+        raise UnsupportedError("the expression is nested more deeply than this parser can follow", source) from error
     if parser.now.kind != "end":
         raise parser.unexpected()
     return tree

@@ -29,9 +29,10 @@ def compiled(pattern: str) -> re.Pattern[str]:
         PatternError: RE2 rejects it.
         UnsupportedError: RE2 accepts it, this translation does not know how.
     """
-    translated = _Translator(pattern).run()
     try:
-        return re.compile(translated, re.ASCII)
+        return re.compile(_Translator(pattern).run(), re.ASCII)
+    except RecursionError as error:
+        raise PatternError("expression nests too deeply") from error
     except (re.error, OverflowError) as error:
         raise PatternError(str(error)) from error
 

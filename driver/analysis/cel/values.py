@@ -116,7 +116,7 @@ def _number(text: str, name: str) -> int:
 
 
 def _uint64(text: str) -> int:
-    if int(text) >= 2**64:
+    if len(text) > len(str(2**64)) or int(text) >= 2**64:
         raise EvaluationError(f'strconv.ParseUint: parsing "{text}": value out of range')
     return int(text)
 

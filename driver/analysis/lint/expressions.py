@@ -48,7 +48,7 @@ def reads(expression: str) -> frozenset[str]:
     """The attributes and capacities that it names, as ``domain/id``; empty where it cannot be parsed."""
     try:
         return frozenset(_names(parse(expression)))
-    except CelError:
+    except (CelError, RecursionError):  # RecursionError: a tree that is too deep to go through
         return frozenset()
 
 
