@@ -54,7 +54,8 @@ CALL_TIMEOUT = 10.0
 RETRY_AFTER = 30.0
 RETRY_AT_MOST = 600.0
 MAX_STUCK_THREADS = 16
-RENEW_AFTER = 60.0
+RENEW_AFTER = 5.0
+"""A GPU is often looked at in the moment before it is usable: the second attempt must not be a minute away."""
 REST_AT_MOST = 5.0
 GONE = frozenset({NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND, NvmlReturn.GPU_IS_LOST})
 """What NVML says of a GPU that was plugged in, or came back, after it was initialised."""
