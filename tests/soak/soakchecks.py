@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.soak.soakrun import Run
 
 _PARTITION = re.compile(r"\A(gpu-.+)-mig-.+-(\d+)-(\d+)\Z")
+_MIG_UUID = re.compile(r"UUID: (MIG-[0-9a-f-]+)")
 _EXCLUSIVE_PROCESS = 3
 _STATE_FILES = re.compile(
     r"\A(checkpoint\.json(\.previous|\.reserve|\.damaged-\d+)?|[a-z]+\.(lock|json|json\.tmp)|journal|libraries)\Z"
@@ -33,9 +34,9 @@ def after_event(run: Run) -> None:
     _nothing_twice(run, records)
     for claim in run.claims.values():
         if claim.prepared and claim.exists:
-            record = records.get(claim.uid)
-            assert record is not None, f"{claim} is prepared without a record"
-            assert record.phase is Phase.PREPARED, f"{claim} is prepared, its record says {record.phase}"
+            assert claim.uid in records, f"{claim} is prepared without a record"
+            phase = records[claim.uid].phase
+            assert phase is Phase.PREPARED, f"{claim} is prepared, its record says {phase}"
 
 
 def _nothing_twice(run: Run, records: dict[str, ClaimRecord]) -> None:
@@ -66,8 +67,15 @@ def whole(run: Run) -> None:
     def taints() -> list[tuple[str, str]]:
         return [(one["name"], taint["key"]) for one in run.node.devices() for taint in one.get("taints", ())]
 
+    theirs = set(_MIG_UUID.findall(run.node.node.nvidia_smi("-L"))) if run.world.partitions else set()
+
+    def is_whole() -> bool:
+        devices = run.node.devices()
+        uuids = {one["attributes"]["uuid"]["string"] for one in devices if "uuid" in one["attributes"]}
+        return len(devices) == run.world.devices and theirs <= uuids and not taints()
+
     try:
-        run.node.until(lambda: len(run.node.devices()) == run.world.devices and not taints(), "the whole pool")
+        run.node.until(is_whole, "the whole pool")
     except AssertionError as error:
         found = f"{len(run.node.devices())} of {run.world.devices} devices, {taints()}"
         raise AssertionError(f"not the whole pool: {found}; {error}") from None

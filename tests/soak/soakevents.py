@@ -220,7 +220,11 @@ def a_gpu_is_lost(run: Run) -> str:
         if state != "silent":
             run.node.reset(address)
             run.stale.add(address)
-        node.plug(address) if state == "unplugged" else node.set_gpu_state(address, "ok")
+        if state == "unplugged":
+            # NVML first: a session that begins between the two waits a minute before it begins anew.
+            node.plug(address, first="nvml")
+        else:
+            node.set_gpu_state(address, "ok")
 
     if state == "unplugged":
         node.unplug(address, first=run.chance.choice(["nvml", "sysfs"]))

@@ -65,7 +65,7 @@ def soak(
             raise SoakError(
                 f"{error}\n\nafter event {len(run.history)} of: python -m tests.soak {options}\n"
                 f"now wrong with the node: {', '.join(run.troubles) or 'nothing'}\nthe last events:\n{tail}\n"
-                f"the agent's last words:\n{run.node.recent(40)}"
+                f"the agent's last words:\n{run.node.recent(150)}"
             ) from error
     most = Figures(*(max(getattr(one, name) for one in run.figures) for name in ("descriptors", "threads", "rss_mib")))
     seconds = time.monotonic() - began

@@ -119,7 +119,7 @@ class Run:
         if self.calm:
             for claim in claims:
                 if not claim.prepared and not claim.hopeless and claim.exists:
-                    self.insist(lambda claim=claim: self._ask_prepare([claim], CALL_SECONDS), claim.is_prepared, claim)
+                    self._insist_on_prepared(claim)
 
     def insist(self, ask: Callable[[], None], done: Callable[[], bool], claim: Claim) -> None:
         """Ask again until it is done: nothing is in the way."""
@@ -156,11 +156,7 @@ class Run:
         if self.calm:
             for claim in claims:
                 if claim.uid in self.claims:
-                    self.insist(
-                        lambda claim=claim: self._ask_unprepare([claim], CALL_SECONDS),
-                        lambda claim=claim: claim.uid not in self.claims,
-                        claim,
-                    )
+                    self._insist_on_gone(claim)
 
     def _ask_unprepare(self, claims: Sequence[Claim], timeout: float) -> None:
         reply = self.call("NodeUnprepareResources", claims, timeout)
@@ -229,18 +225,17 @@ class Run:
         for claim in list(self.claims.values()):
             if claim.unsure or claim.hopeless or (claim.ids and not claim.exists):
                 again = not claim.hopeless and not claim.replaced and claim.exists and self.chance.random() < 0.5
-                self._settle(claim, again=again)
+                (self._insist_on_prepared if again else self._insist_on_gone)(claim)
         soakchecks.at_rest(self)
         self.troubles.clear()
         self._measure()
         self.node.forget_log()
 
-    def _settle(self, claim: Claim, *, again: bool) -> None:
-        if again:
-            self.insist(lambda: self._ask_prepare([claim], CALL_SECONDS), claim.is_prepared, claim)
-        else:
-            gone = lambda: claim.uid not in self.claims  # noqa: E731 - a condition to wait for
-            self.insist(lambda: self._ask_unprepare([claim], CALL_SECONDS), gone, claim)
+    def _insist_on_prepared(self, claim: Claim) -> None:
+        self.insist(lambda: self._ask_prepare([claim], CALL_SECONDS), claim.is_prepared, claim)
+
+    def _insist_on_gone(self, claim: Claim) -> None:
+        self.insist(lambda: self._ask_unprepare([claim], CALL_SECONDS), lambda: claim.uid not in self.claims, claim)
 
     def _measure(self) -> None:
         found = self.node.figures()
