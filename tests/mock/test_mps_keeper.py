@@ -165,6 +165,7 @@ def test_a_daemon_that_cannot_be_ended_without_its_keeper_is_not_forgotten(kept:
             "no UUID of a GPU or MIG device",
         ),
         (b'{"do":"start","settings":{"id":"0123456789ab","uuids":[],"limits":[["0; x",1]]},"seconds":5}', "no UUID"),
+        (b'{"do":"start","seconds":5}', "settings are missing"),
         (b'{"do":"format"}', "cannot be read"),
         (b'{"do":"list","more":1}', "cannot be read"),
         (b"\xff\xfe", "cannot be read"),

@@ -92,9 +92,8 @@ class Keeper:
             self._version = request.driver
         deadline = Deadline(min(request.seconds, 60.0))
         try:
-            if request.do == "start" and request.settings is not None:
-                _check(request.settings)
-                self._daemons.start(request.settings, deadline)
+            if request.do == "start":
+                self._daemons.start(_checked(request.settings), deadline)
             elif request.do == "stop":
                 self._daemons.stop(request.id, deadline)
             elif request.do == "list":
@@ -104,11 +103,14 @@ class Keeper:
         return Reply(runs=self._daemons.runs(request.id), restarts=self._daemons.restarts)
 
 
-def _check(settings: DaemonSettings) -> None:
+def _checked(settings: DaemonSettings | None) -> DaemonSettings:
     """Nothing but UUIDs may reach the daemon's commands, which are lines of text."""
+    if settings is None:
+        raise DaemonError("settings are missing")
     for uuid in (*settings.uuids, *(uuid for uuid, _ in settings.limits)):
         if _UUID.match(uuid) is None:
             raise DaemonError(f"{uuid[:64]!a} is no UUID of a GPU or MIG device")
+    return settings
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
