@@ -157,6 +157,12 @@ def failed(what: str, error: NvmlError) -> ClaimError:
     """A failure of NVML as the reason why a claim cannot be prepared or undone now: retryable, with the remedy."""
     if isinstance(error, LibraryUnavailableError):
         return ClaimError(f"cannot {what}: {error}", Reason.DRIVER_NOT_READY)
+    if error.code == NvmlReturn.UNINITIALIZED:
+        return ClaimError(
+            f"cannot {what}: NVML was closed meanwhile, as it is for a moment while a GPU is handed over to a virtual "
+            "machine; it is opened again with the next reading of the node",
+            Reason.DRIVER_NOT_READY,
+        )
     remedy = next((text for code, text in _REMEDIES.items() if error.code == code), "see the kernel log")
     return ClaimError(f"cannot {what}: {error}; {remedy}", Reason.DEVICE_NOT_READY)
 

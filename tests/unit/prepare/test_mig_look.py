@@ -110,6 +110,19 @@ def test_without_nvml_the_kubelet_is_to_try_again() -> None:
     assert caught.value.reason is Reason.DRIVER_NOT_READY
 
 
+@pytest.mark.parametrize("work", [lambda mig: mig.look(AT), lambda mig: mig.change(AT, "make it", _closed)])
+def test_nvml_that_is_let_go_of_in_the_middle_is_away_and_not_broken(work: Callable[[MigDoor], object]) -> None:
+    """So the claim waits for the next reading, and fails for nobody."""
+    with pytest.raises(ClaimError, match="NVML was closed meanwhile") as caught:
+        work(door(NvmlError("use of a closed session", NvmlReturn.UNINITIALIZED)))
+    assert caught.value.reason is Reason.DRIVER_NOT_READY
+    assert not caught.value.permanent
+
+
+def _closed(_nvml: Nvml) -> None:
+    raise NvmlError("use of a closed session", NvmlReturn.UNINITIALIZED)
+
+
 @pytest.mark.bug("B26")
 @pytest.mark.parametrize(
     ("error", "said"),
