@@ -24,9 +24,26 @@ def test_a_cause_of_a_gap_is_explained(cause: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    """slice.publish slice.lost device.taint device.health xid mig.create mig.destroy mig.reconcile claim.prepare
-    claim.unprepare claim.error share.grant share.release plugin.register plugin.unregister agent.start agent.stop
-    gap""".split(),
+    [
+        "slice.publish",
+        "slice.lost",
+        "device.taint",
+        "device.health",
+        "xid",
+        "mig.create",
+        "mig.destroy",
+        "mig.reconcile",
+        "claim.prepare",
+        "claim.unprepare",
+        "claim.error",
+        "share.grant",
+        "share.release",
+        "plugin.register",
+        "plugin.unregister",
+        "agent.start",
+        "agent.stop",
+        "gap",
+    ],
 )
 def test_what_a_scrape_misses_has_a_kind(kind: str) -> None:
     assert kind in set(Kind)
