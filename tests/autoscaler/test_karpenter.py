@@ -33,6 +33,11 @@ NUMA = "resource.kubernetes.io/numaNode"
 NODE_CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 PRICES = {"good": 40.0, "bad": 10.0}
 """The cheaper one is bought wherever it will do."""
+ENDLESS = frozenset(
+    {"3 GPUs of a root", "5 GPUs of a NUMA node", "8 GPUs of a NUMA node", "9 GPUs", "9 GPUs of a NUMA node"}
+)
+"""That these cannot be met on eight GPUs with partitions, Karpenter's search does not find out in its five seconds. With
+several of them its simulation ends after twenty seconds without an answer for any pod, and begins anew."""
 EVENTS_AT_ONCE = 6
 """Karpenter tells of ten nominated pods at once and of five a second after that; the others it leaves out."""
 
@@ -123,7 +128,8 @@ def test_for_every_kind_of_claim_a_node_is_bought_where_the_port_says_that_it_wi
 ) -> None:
     shape = read(json.loads(gpudra("shape", "export", "--mock-profile", profile, "--mig", mig)), KINDS)
     expected = decided(instantiate(shape, "imaginary"), "imaginary")
-    titles = [title for title in corpus() if title not in ADMINISTRATORS]
+    left_out = ADMINISTRATORS | (ENDLESS if mig == "dynamic" else set())
+    titles = [title for title in corpus() if title not in left_out]
     answers = {"should schedule on": True, "Failed to schedule pod": False}
     found: dict[str, bool] = {}
 

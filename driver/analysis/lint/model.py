@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from driver.analysis.autoscaler import PoolKey, PoolView, pools
 from driver.analysis.documents import Collection, Document, Progress, quiet
-from driver.analysis.shape.kinds import AttributeKinds
+from driver.analysis.shape.kinds import AttributeKinds, qualified
 
 JSON: TypeAlias = dict[str, Any]
 Validator: TypeAlias = Callable[[JSON], Iterable[tuple[str, str]]]
@@ -122,6 +122,21 @@ class Context:
             node = document.body["spec"].get("nodeName")
             if node:
                 found.setdefault(node, []).append(document.body)
+        return found
+
+    @cached_property
+    def shared(self) -> dict[str, bool]:
+        """Qualified attribute -> whether two devices of some node have one value; only what slices of nodes have."""
+        found: dict[str, bool] = {}
+        for slices in self.node_slices.values():
+            seen: set[tuple[str, str]] = set()
+            for body in slices:
+                for device in body["spec"].get("devices") or ():
+                    for name, value in (device.get("attributes") or {}).items():
+                        full = qualified(name, body["spec"]["driver"])
+                        key = full, repr(value)
+                        found[full] = found.get(full, False) or key in seen
+                        seen.add(key)
         return found
 
     @cached_property

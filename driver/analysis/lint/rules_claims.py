@@ -89,11 +89,16 @@ def no_launch_attributes(context: Context) -> Iterator[Finding]:
         for index, constraint in enumerate((spec.get("devices") or {}).get("constraints") or ()):
             for field in ("matchAttribute", "distinctAttribute"):
                 name = constraint.get(field)
-                kind = context.options.kinds.kind(name, "") if name else None
-                if kind == FABRIC or (kind == LAUNCH and field == "matchAttribute"):
-                    where = f"{path}.devices.constraints[{index}].{field}"
-                    reason = _ONLY_HERE[FABRIC] if kind == FABRIC else "no two devices share, so it can never be met"
-                    yield Finding(f"the constraint compares {name}, which {reason}", document, where)
+                if not name:
+                    continue
+                where = f"{path}.devices.constraints[{index}].{field}"
+                kind = context.options.kinds.kind(name, "")
+                if kind == FABRIC:
+                    text = f"the constraint compares {name}, which {_ONLY_HERE[FABRIC]}"
+                    yield Finding(text, document, where)
+                elif kind == LAUNCH and field == "matchAttribute" and context.shared.get(name) is False:
+                    text = f"the constraint compares {name}, which no two devices of a node share: it is never met"
+                    yield Finding(text, document, where)
 
 
 def classes_are_there(context: Context) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from tests.support import dradocs as dra
 
 JSON = dict[str, Any]
 OPTIONS = Options(validators=validators())
-GROUP = {"node.kubernetes.io__instance-type": "p5"}
+GROUP: dict[str, Any] = {"node.kubernetes.io__instance-type": "p5"}
 OWN = "device.attributes['gpu.nvidia.com']"
 
 

@@ -15,10 +15,10 @@ from tests.support import dradocs as dra
 
 JSON = dict[str, Any]
 POOL = "node-a/gpu.nvidia.com"
-NIC = {"driver": "nic.example.com", "pool": "node-a/nic.example.com"}
+NIC: dict[str, Any] = {"driver": "nic.example.com", "pool": "node-a/nic.example.com"}
 OWN = "device.attributes['gpu.nvidia.com']"
 KINDS = AttributeKinds({"gpu.nvidia.com/uuid": "launch", "gpu.nvidia.com/driverVersion": "software"})
-GROUP = {"node.kubernetes.io__instance-type": "p5"}
+GROUP: dict[str, Any] = {"node.kubernetes.io__instance-type": "p5"}
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,16 @@ EDGES = [
     Edge("A09", "distinct identities are met by any devices", [
         dra.claim("c", constraints=[{"distinctAttribute": "gpu.nvidia.com/uuid"}])], [], {"kinds": KINDS}),
     Edge("A09", "equal identities are met by none", [
+        dra.resource_slice(gpu(uuid="GPU-0"), gpu(1, uuid="GPU-1")),
+        dra.resource_slice(gpu(uuid="GPU-0"), node="node-b"),
         dra.claim("c", constraints=[{"matchAttribute": "gpu.nvidia.com/uuid"}])],
-        [("spec.devices.constraints[0].matchAttribute", "it can never be met")], {"kinds": KINDS}),
+        [("spec.devices.constraints[0].matchAttribute", "no two devices of a node share: it is never met")],
+        {"kinds": KINDS}),
+    Edge("A09", "partitions share the identity of their GPU", [
+        *counted(part("a", parentUUID="GPU-0"), part("b", parentUUID="GPU-0")),
+        dra.claim("c", constraints=[{"matchAttribute": "gpu.nvidia.com/parentUUID"}])], [], {"kinds": KINDS}),
+    Edge("A09", "who shares what nobody knows without slices", [
+        dra.claim("c", constraints=[{"matchAttribute": "gpu.nvidia.com/uuid"}])], [], {"kinds": KINDS}),
     Edge("A10", "without counters there is nothing to draw on", [dra.resource_slice(gpu(), gpu(1))], []),
     Edge("A12", "each pool that shares", [
         dra.resource_slice(dra.device("gpu-0", None, allowMultipleAllocations=True), node=node)

@@ -16,7 +16,7 @@ from tests.support import dradocs as dra
 from tests.support.nodes import address, host, nvml, nvml_gpu, pci_gpu
 
 Capture = pytest.CaptureFixture[str]
-GROUP = {"node.kubernetes.io__instance-type": "p5.48xlarge"}
+GROUP: dict[str, Any] = {"node.kubernetes.io__instance-type": "p5.48xlarge"}
 
 
 def gpus(count: int, node: str, model: str = "H200") -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tests.support import dradocs as dra
 
 JSON = dict[str, Any]
 Clock = Callable[[], float]
-GROUP = {"node.kubernetes.io__instance-type": "p5"}
+GROUP: dict[str, Any] = {"node.kubernetes.io__instance-type": "p5"}
 SELECTOR = "device.attributes['gpu.nvidia.com'].type == 'gpu'"
 
 
