@@ -146,6 +146,7 @@ def test_a_daemon_that_crashes_comes_back_with_its_settings_and_a_word_in_the_lo
     Changes().wait(lambda: daemons.runs(ID) and daemons.folders(ID).socket.exists() and pid_of(daemons) != pid)
     Changes().wait(lambda: ask(daemons, programs, "get_default_active_thread_percentage") == "40.0")
     assert any("ns/c (uid u) ended (exit code -9); it is started again in 1 s" in text for text in caplog.messages)
+    Changes().wait(lambda: daemons.restarts == 1)
 
 
 def test_a_daemon_of_an_earlier_agent_is_found_and_watched(
