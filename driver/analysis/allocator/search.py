@@ -177,8 +177,21 @@ class Search:
             return False
         # In 1.34 the number of the alternative is lost here, and the first one goes on.
         following = 0 if self._rules.release == 34 else alternative
+        return self._onward(pool, undo, claim, request, following, index + 1, (0, 0, 0))
+
+    def _onward(
+        self,
+        pool: Pool,
+        undo: Undo,
+        claim: int,
+        request: int,
+        alternative: int,
+        index: int,
+        start: tuple[int, int, int],
+    ) -> bool:
+        """Go on with the device just chosen; unless that ends well, it is given back."""
         try:
-            if self._device(claim, request, following, index + 1, (0, 0, 0)):
+            if self._device(claim, request, alternative, index, start):
                 return True
         except (ClaimFullError, AttemptError):
             self._restore(pool, undo)
@@ -207,13 +220,8 @@ class Search:
                     if undo is None:
                         continue
                     following = (pool_index, slice_index, device_index + 1) if self._rules.combinations else (0, 0, 0)
-                    try:
-                        if self._device(claim, request, alternative, index + 1, following):
-                            return True
-                    except (ClaimFullError, AttemptError):
-                        self._restore(pool, undo)
-                        raise
-                    self._restore(pool, undo)
+                    if self._onward(pool, undo, claim, request, alternative, index + 1, following):
+                        return True
         return False
 
     def _skip(self, pool: Pool) -> bool:
