@@ -133,20 +133,23 @@ class Plane:
         for resource, document in objects:
             self.make(resource, document, batch)
         self.make("pods", pod(name, [name], {NODE_LABEL: name}), batch)
-        verdict = self.verdicts({name: [name]})[name]
+        verdict = self.verdicts({name: [name]}, batch)[name]
         given = [each["device"] for claim in verdict.claims for each in results_of(claim)]
         return given == (["b"] if self.release >= 37 else ["a"])
 
-    def verdicts(self, pods: dict[str, Sequence[str]]) -> dict[str, Verdict]:
+    def verdicts(self, pods: dict[str, Sequence[str]], batch: str) -> dict[str, Verdict]:
         """What the scheduler made of each of these pods, by name; the values are the names of their claims.
 
         A pod is decided when it is refused or when its claims are allocated: it may still wait for its devices.
         """
         found: dict[str, Verdict] = {}
 
+        def all_of(resource: str) -> dict[str, Document]:
+            items = self.api.items(resource, self.namespace, labelSelector=f"{BATCH_LABEL}={batch}")
+            return {each["metadata"]["name"]: each for each in items}
+
         def all_decided() -> bool:
-            seen = {each["metadata"]["name"]: each for each in self.api.items("pods", self.namespace)}
-            claims = {each["metadata"]["name"]: each for each in self.api.items("resourceclaims", self.namespace)}
+            seen, claims = all_of("pods"), all_of("resourceclaims")
             for name in pods.keys() - found.keys():
                 if (verdict := _verdict(seen[name], [claims[claim] for claim in pods[name]])) is not None:
                     found[name] = verdict

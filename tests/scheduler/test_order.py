@@ -58,7 +58,7 @@ class Bench:
         spec["devices"] |= more
         self.plane.make("resourceclaims", {"metadata": {"name": name}, "spec": spec}, self.batch)
         self.plane.make("pods", pod(name, [name], {NODE_LABEL: node}), self.batch)
-        verdict = self.plane.verdicts({name: [name]})[name]
+        verdict = self.plane.verdicts({name: [name]}, self.batch)[name]
         if not verdict.claims:
             assert verdict.reason == "Unschedulable", verdict.message
             return None

@@ -159,7 +159,7 @@ def compare(plane: Plane, chosen: Rules, batch: Sequence[Trial], name: str) -> d
     taken = [trial for trial in batch if not trial.refusal]
     plane.settle(name)
     plane.make_all((("pods", trial.pod) for trial in taken), name)
-    verdicts = plane.verdicts({trial.tag: trial.claims for trial in taken})
+    verdicts = plane.verdicts({trial.tag: trial.claims for trial in taken}, name)
     plane.clear(name)
     return {
         trial.tag: Comparison(verdict.reason or "Allocated", difference(chosen, trial, verdict))
