@@ -21,6 +21,8 @@ from native.nvml.types import GpuSnapshot, NvmlSnapshot
 T = TypeVar("T")
 
 _GONE = frozenset({NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND, NvmlReturn.GPU_IS_LOST})
+_NO_MIG = frozenset({NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND})
+"""Of the mode: the GPU or the driver has none. Any other code leaves open whether something stands there."""
 
 
 class NvmlDoor(Protocol):
@@ -134,8 +136,11 @@ def _look(address: str, gpu: GpuSnapshot) -> Look:
         return Look(present=False, uuid=None, enabled=False, instances=())
     enabled = gpu.mig_mode is not None and gpu.mig_mode[0]
     instances = gpu.mig.instances if gpu.mig is not None else ()
-    if code is not None or (enabled and instances is None):
-        why = code if code is not None else gpu.mig.codes.get("instances", 0) if gpu.mig is not None else 0
+    unknown = gpu.codes.get("mig_mode")
+    if unknown in _NO_MIG:
+        unknown = None
+    if code is not None or unknown is not None or (enabled and instances is None):
+        why = code or unknown or (gpu.mig.codes.get("instances", 0) if gpu.mig is not None else 0)
         raise ClaimError(
             f"cannot read the MIG instances of GPU {address}: {code_name(why)}; run the agent as root; if it is, see "
             "the kernel log",

@@ -212,6 +212,20 @@ def test_after_a_destroyed_compute_instance_the_rest_is_destroyed_at_the_next_at
 
 
 @pytest.mark.bug("B62")
+def test_a_mode_that_cannot_be_read_says_nothing_about_what_stands(make: Make) -> None:
+    node = make()
+    node.prepared("u1", node.name("1g.18gb", 6))
+    node.node.set_failures([Failure("nvmlDeviceGetMigMode", int(NvmlReturn.UNKNOWN))])
+    error = node.unprepare("u1")
+    assert error is not None
+    assert "cannot read the MIG instances" in str(error)
+    assert node.instances() == [("1g.18gb", 6)]
+    node.node.set_failures([])
+    assert node.unprepare("u1") is None
+    node.nothing_left()
+
+
+@pytest.mark.bug("B62")
 def test_what_was_made_but_neither_described_nor_destroyed_is_not_forgotten(make: Make) -> None:
     node = make()
     unknown, in_use = int(NvmlReturn.UNKNOWN), int(NvmlReturn.IN_USE)
