@@ -407,6 +407,8 @@ def its_checkpoint_is_damaged(run: Run) -> str:
         path.write_bytes(data if run.chance.random() < 0.5 else data[:place])
         for claim in run.claims.values():
             claim.unsure = claim.unsure or bool(claim.ids)
+            # Where only CDI files are left, a share's claim holds its GPU for itself until it ends.
+            claim.replaced = claim.replaced or any(place.share is not None for place in claim.places)
     run.begin()
     run.trouble("a new agent", lambda: None)
     return ""

@@ -63,7 +63,7 @@ class Claim:
     static: bool = False
     """Its partitions were made by an administrator and stay."""
     replaced: bool = False
-    """Other partitions stand where its own were: it can be ended, and nothing else (bug row B94)."""
+    """It can be ended, and nothing else: other partitions stand where its own were (bug row B94), or it is in doubt."""
 
     def __str__(self) -> str:
         shown = ", ".join(place.device + (f"#{place.share[:8]}" if place.share else "") for place in self.places)
