@@ -36,7 +36,7 @@ PRICES = {"good": 40.0, "bad": 10.0}
 ENDLESS = frozenset(
     {"3 GPUs of a root", "5 GPUs of a NUMA node", "8 GPUs of a NUMA node", "9 GPUs", "9 GPUs of a NUMA node"}
 )
-"""That these cannot be met on eight GPUs with partitions, Karpenter's search does not find out in its five seconds. With
+"""That these cannot be met on eight GPUs with partitions, Karpenter's search does not find out in five seconds. With
 several of them its simulation ends after twenty seconds without an answer for any pod, and begins anew."""
 EVENTS_AT_ONCE = 6
 """Karpenter tells of ten nominated pods at once and of five a second after that; the others it leaves out."""

@@ -200,7 +200,9 @@ def _plain_device(device: JSON, driver: str) -> JSON:
 
 
 def _example(kind: str) -> Any:
-    return {"int": 0, "bool": False, "version": "0.0.0"}.get(kind, "imaginary")
+    """Some value of the type that ``assigned`` names: ``string``, ``ints`` and so on."""
+    value: Any = {"int": 0, "bool": False, "version": "0.0.0"}.get(kind.removesuffix("s"), "imaginary")
+    return [value] if kind.endswith("s") else value
 
 
 def config_map(shape: Shape, *, namespace: str) -> JSON:
