@@ -19,7 +19,7 @@ from driver.publish.counters import MAX_SETS_PER_SLICE, WHOLE, counter_set, set_
 from driver.publish.devices import Tables, device_document, is_missing, mig_keys, part_devices, tainted, uniform_keys
 from driver.publish.offers import DeviceOrder, Offer, offer_of
 from driver.publish.shares import shared
-from driver.publish.vfio import vfio_devices
+from driver.publish.vfio import NO_IOMMU, vfio_devices, vfio_name
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -102,9 +102,11 @@ def build_pool(
     tables = Tables(uniform_keys(whole.values()), mig_keys(offers, values), counted, taints or {})
     groups = [_devices_of(offer, values, whole, tables) for offer in offers]
     sets = [counter_set(offer.gpu, divided=offer.divided) for offer in offers] if counted else []
-    virtual = vfio_devices(passed, taints or {})
+    able = [gpu for gpu in passed if gpu.iommu_group is not None]
+    withheld += [Withheld(vfio_name(gpu), NO_IOMMU) for gpu in passed if gpu.iommu_group is None]
+    virtual = vfio_devices(able, taints or {})
     if counted:
-        sets += _consuming(virtual, passed, sets)
+        sets += _consuming(virtual, able, sets)
     groups += [[device] for device in virtual]
     return PoolDocument(
         name,

@@ -16,6 +16,10 @@ from driver.publish.attributes import STANDARD_DOMAIN
 from driver.publish.devices import tainted
 from driver.publish.values import bus_id, clip
 
+NO_IOMMU: Final = (
+    "it is in no IOMMU group, so no virtual machine can have it; turn the IOMMU on (firmware, and intel_iommu=on or "
+    "amd_iommu=on on the kernel's command line)"
+)
 _NAMESPACE: Final = uuid.NAMESPACE_URL
 
 

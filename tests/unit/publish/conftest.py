@@ -41,6 +41,7 @@ def gpu() -> Callable[..., Gpu]:
             "pcie_root": f"pci0000:{bus:02x}",
             "switch_path": tuple(PciAddress(0, bus, 0x1C + depth, 0) for depth in range(3)),
             "numa_node": number // 4,
+            "iommu_group": 10 + number,
             "nvlinks": tuple(NvLinkLink(index, True, "4.0", SWITCH, "switch") for index in range(18)),
             "nvlink_group": 0,
         }

@@ -46,6 +46,20 @@ def test_a_gpu_for_machines_is_no_gpu_for_others(gpu: Make, node: Node, passed: 
     assert pool.withheld == ()
 
 
+@pytest.mark.parametrize("counters", [False, True])
+def test_a_gpu_that_no_machine_can_have_is_withheld_from_machines_with_the_reason(
+    node: Node, passed: Gpu, gpu: Make, counters: bool
+) -> None:
+    """The scheduler would give it away, and no Prepare could ever hand it over."""
+    pool = build(node(replace(passed, iommu_group=None), gpu(1, passthrough=passed.passthrough)), counters=counters)
+    names = [device["name"] for device in pool.devices]
+    assert [name for name in names if name.endswith("-vfio")] == ["gpu-0000-11-00-0-vfio"]
+    assert ("gpu-0000-10-00-0" in names) == counters, "to containers it is what it was"
+    (withheld,) = pool.withheld
+    assert withheld.device == "gpu-0000-10-00-0-vfio"
+    assert "IOMMU" in withheld.reason
+
+
 def test_it_says_what_the_bus_knows(node: Node, passed: Gpu) -> None:
     (device,) = build(node(passed)).devices
     assert device["attributes"] == {
