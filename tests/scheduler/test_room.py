@@ -25,7 +25,7 @@ from tests.scheduler.wishes import Wishes
 from tests.support.agents import until
 
 STEPS = int(os.environ.get("GPUDRA_SCHEDULER_STEPS", "200"))
-"""Comings and goings; 1,000 take some minutes."""
+"""Comings and goings; 1,000 take two to four minutes."""
 SEED = int(os.environ.get("GPUDRA_SCHEDULER_SEED", "0"))
 ROUND = 12
 """Claims that come at the same time, at most."""
