@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,11 +60,6 @@ class Demo(Namespace):
         for name in found:
             self.running(name)
         return sorted(found)
-
-    def new_pod(self, known: Sequence[str]) -> str:
-        """Wait until there is a pod more than these; its name."""
-        found = self.api.wait_all("pods", self.name, lambda pods: bool(pods.keys() - set(known)), "another pod")
-        return min(found.keys() - set(known))
 
     def requests(self, claim: str) -> dict[str, list[str]]:
         """Request -> names of the devices that the scheduler gave to it."""
