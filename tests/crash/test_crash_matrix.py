@@ -3,8 +3,8 @@
 After the next start and the kubelet's repeated call everything is as it is where nothing has happened: the whole
 picture of the node is compared (``CrashNode.picture``), not this or that. The cells are generated from the table of
 steps; a step without a scenario fails here. The end is an exception at the point; ``test_crash_kills`` repeats
-it with SIGKILL. ``GPUDRA_CRASH=all`` tries every cell; without it each point is tried with what is usual and one rarer
-thing in turn.
+it with SIGKILL. ``GPUDRA_CRASH=all`` tries every cell; without it each point is tried with a mere restart and one of
+the other things in turn.
 """
 
 from __future__ import annotations
@@ -72,13 +72,17 @@ def rebooted_and_killed_again(world: World, verb: str) -> None:
     killed_again(world, verb)
 
 
-USUAL: tuple[Callable[[World, str], None], ...] = (restarted, rebooted)
-FURTHER: tuple[Callable[[World, str], None], ...] = (called_early, killed_again, rebooted_and_killed_again)
+FURTHER: tuple[Callable[[World, str], None], ...] = (
+    rebooted,
+    called_early,
+    killed_again,
+    rebooted_and_killed_again,
+)
 TABLE = table()
 
 
 def cells(*, every: bool) -> Iterator[Any]:
-    """All cells of the matrix; or those of ``USUAL`` with one of ``FURTHER`` each, in turn."""
+    """All cells of the matrix; or each point with a mere restart and one of ``FURTHER``, in turn."""
     turn = itertools.cycle(FURTHER)
     for scenario in SCENARIOS:
         for verb, points in (
@@ -86,7 +90,7 @@ def cells(*, every: bool) -> Iterator[Any]:
             ("unprepare", scenario.unprepare_points(TABLE)),
         ):
             for point in points:
-                for afterwards in (*USUAL, *(FURTHER if every else (next(turn),))):
+                for afterwards in (restarted, *(FURTHER if every else (next(turn),))):
                     name = f"{scenario}-{verb}-{point}-{afterwards.__name__}"
                     yield pytest.param(scenario, verb, point, afterwards, id=name)
 

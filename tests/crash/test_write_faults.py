@@ -271,11 +271,12 @@ def test_after_all_these_faults_a_killed_agent_comes_back_with_the_claim_that_wa
     assert not [one for one in (scene.plugins / DRIVER / "gpudra").iterdir() if "damaged" in one.name]
 
 
+EVERY = os.environ.get("GPUDRA_CRASH") == "all"
 HELPFUL = [own for own in OWN if not own.needed]
 
 
 @pytest.mark.bug("B63")
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@pytest.mark.parametrize("fault", FAULTS if EVERY else FAULTS[1:3], ids=str)
 def test_a_file_that_only_helps_costs_a_warning_and_is_written_when_it_can_be(fresh: Watched, fault: Fault) -> None:
     scene, control = fresh.scene, fresh.control
     address = scene.node.profile.gpus[1].address
@@ -314,6 +315,7 @@ def content(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+AT_BIND = [fault for fault in FAULTS if fault.kinds & (Kind.BIND | Kind.NAME)]
 AT_START = [own for own in OWN if own.name.startswith("socket") or own.name == "folder of the plugin"]
 
 
@@ -322,9 +324,7 @@ def test_what_an_agent_cannot_begin_without_ends_it_with_a_word_and_it_begins_wh
     fresh: Watched, own: Own
 ) -> None:
     scene, control = fresh.scene, fresh.control
-    for fault in FAULTS:
-        if not fault.kinds & (Kind.BIND | Kind.NAME):
-            continue
+    for fault in AT_BIND if EVERY else AT_BIND[1:2]:
         control.fail(own.match, fault.code, fault.kinds)
         fresh.start()
         assert scene.process is not None

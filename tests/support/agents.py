@@ -61,6 +61,8 @@ class Scene:
         self.registrations = 0
         self.environment: dict[str, str] = {}
         """What the agent has in its environment beside the test's own."""
+        self.program: tuple[str, ...] = ("-m", "driver.cli.main")
+        """What Python runs as ``gpudra``."""
         self.client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
         self.client.create(
             f"{RESOURCES}/deviceclasses",
@@ -91,7 +93,7 @@ class Scene:
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "driver.cli.main", "agent", *arguments],
+                [sys.executable, *self.program, "agent", *arguments],
                 stderr=log,
                 env={
                     **os.environ,

@@ -7,12 +7,14 @@ which only what is different in each run anyway (UUIDs of partitions, process id
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import shutil
 import signal
 import stat
+import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -32,7 +34,7 @@ from driver.prepare.checkpoint import stored
 from driver.prepare.records import record_to_json
 from driver.publish import DeviceOrder, build_pool, pool_name
 from driver.settings import Settings
-from native.mock import MockNode
+from native.mock import MockNode, layout, tree
 from native.nvml.session import NvmlSession
 from native.vfio import VfioBus
 
@@ -243,7 +245,7 @@ class CrashNode:
     def picture(self) -> JSON:
         """Everything, as one value."""
         seen = {
-            "hardware": self._hardware(),
+            "hardware": hardware(self.mock),
             "daemons": self._daemons(),
             "files": dict(self._files()),
             "specs": {path.name: json.loads(path.read_bytes()) for path in sorted((self.base / "cdi").glob("*.json"))},
@@ -256,24 +258,6 @@ class CrashNode:
             text = text.replace(uuid, name)
         picture: JSON = json.loads(text)
         return picture
-
-    def _hardware(self) -> JSON:
-        mock = self.mock
-        found: JSON = {}
-        for gpu in mock.profile.gpus:
-            numbers = {name: mock.number(gpu.address, name) for name in MockNode.numbers() if name not in _COUNTED}
-            found[gpu.address] = {"numbers": numbers, "instances": [repr(one) for one in mock.instances(gpu.address)]}
-        devices = mock.root / "sys/bus/pci/devices"
-        for device in mock.profile.devices:
-            override = devices / device.address / "driver_override"
-            word = override.read_text().strip() if override.exists() else ""
-            found[f"driver of {device.address}"] = [mock.kernel.driver(device.address), word]
-        capabilities = mock.root / "proc/driver/nvidia/capabilities"
-        found["capabilities"] = {
-            str(path.relative_to(capabilities)): path.read_text() for path in sorted(capabilities.rglob("access"))
-        }
-        found["device nodes"] = sorted(str(path.relative_to(mock.root)) for path in (mock.root / "dev").rglob("*"))
-        return found
 
     def _daemons(self) -> JSON:
         """Settings of the MPS daemons that run."""
@@ -333,6 +317,35 @@ class CrashNode:
     def close(self) -> None:
         """End the driver and the daemons."""
         self.reboot()
+
+
+@functools.cache
+def _places() -> tuple[int, int, tuple[tuple[str, int], ...]]:
+    """Where the first GPU begins in a node file, how far it is to the next one, and the place of each number in it."""
+    numbers = [name for name in MockNode.numbers() if name not in _COUNTED]
+    first = layout.HEADER.size + layout.RULE.size * layout.RULE_CAPACITY
+    return first, layout.GPU.size, tuple((name, layout.GPU.offset(name)) for name in numbers)
+
+
+def hardware(mock: MockNode) -> JSON:
+    """All that can be seen of the GPUs: settings, instances, drivers, capability files, device nodes."""
+    found: JSON = {}
+    data = (mock.root / tree.NODE_FILE).read_bytes()
+    first, size, places = _places()
+    for index, gpu in enumerate(mock.profile.gpus):
+        numbers = {name: struct.unpack_from("=q", data, first + index * size + place)[0] for name, place in places}
+        found[gpu.address] = {"numbers": numbers, "instances": [repr(one) for one in mock.instances(gpu.address)]}
+    devices = mock.root / "sys/bus/pci/devices"
+    for device in mock.profile.devices:
+        override = devices / device.address / "driver_override"
+        word = override.read_text().strip() if override.exists() else ""
+        found[f"driver of {device.address}"] = [mock.kernel.driver(device.address), word]
+    capabilities = mock.root / "proc/driver/nvidia/capabilities"
+    found["capabilities"] = {
+        str(path.relative_to(capabilities)): path.read_text() for path in sorted(capabilities.rglob("access"))
+    }
+    found["device nodes"] = sorted(str(path.relative_to(mock.root)) for path in (mock.root / "dev").rglob("*"))
+    return found
 
 
 def ref(uid: str) -> ClaimRef:
