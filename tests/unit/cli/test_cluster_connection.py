@@ -45,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(answers: dict[str, tuple[int, str]]) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     """A server, its address, and what it is asked."""
-    handler = type("Own", (Handler,), {"answers": answers, "asked": []})
+    handler: Any = type("Own", (Handler,), {"answers": answers, "asked": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
