@@ -53,7 +53,7 @@ class InstanceLock:
             OSError: the file cannot be used.
         """
         # Each call opens the file anew: flock belongs to the open file, so threads exclude each other as well.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             self._take(descriptor, remaining)
             yield

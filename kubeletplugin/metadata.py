@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 """On claims made from a template: the name in the pod's ``spec.resourceClaims``."""
 DATA_FOLDER = "dra-device-metadata"
+_MAX_BYTES = 16 << 20
+"""More than any file of a request holds."""
 CDI_VERSION = "0.5.0"
 """The first that allows names of devices to begin with a digit, as UIDs may."""
 
@@ -210,7 +212,7 @@ class MetadataWriter:
     def _read(self, path: Path) -> JSON | None:
         """The file's content; None where there is none, or one that a crash has left in pieces."""
         try:
-            return decode_stream(path.read_text())
+            return decode_stream(_read_file(path))
         except (FileNotFoundError, MetadataStreamError, UnicodeDecodeError):
             return None
         except OSError as error:
@@ -247,8 +249,7 @@ class MetadataWriter:
             # The runtime reads whatever ends in .json, at any time: it may only appear whole.
             temporary = path.with_name(f".{path.name}.new")
             try:
-                temporary.write_text(text)
-                temporary.chmod(0o644)
+                _write_new(temporary, text.encode())
                 temporary.rename(path)
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to report
@@ -285,8 +286,26 @@ def _unversioned(document: JSON) -> JSON:
     return {key: value for key, value in document.items() if key not in ("apiVersion", "kind")}
 
 
+def _write_new(path: Path, data: bytes) -> None:
+    """In the place of whatever stands there; the folder may be one that others write to."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o644)  # whatever the umask
+        file.write(data)
+
+
+def _read_file(path: Path) -> str:
+    """OSError: it cannot be read, or is a link; UnicodeDecodeError. Of a pipe nothing is waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_MAX_BYTES).decode()
+
+
 def _write_in_place(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    # Never through a link, and never into a pipe that somebody put there and nobody reads.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o644)
     try:
         os.fchmod(descriptor, 0o644)  # whatever the umask
         written = 0

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 _SHOWN = 48
+_LONGEST_PATH = 300
 
 _TYPE_NAMES: tuple[tuple[type, str], ...] = (
     (bool, "a boolean"),
@@ -31,7 +32,7 @@ class DocumentError(ValueError):
     """
 
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path or 'the document'}: {problem}")
+        super().__init__(f"{_harmless(path) or 'the document'}: {problem}")
         self.path = path
         self.problem = problem
 
@@ -52,6 +53,12 @@ def shown(value: object) -> str:
     if isinstance(value, int | float):
         return str(value)
     return type_name(value)
+
+
+def _harmless(path: str) -> str:
+    """A path for a message: its keys are other people's, and may be long or steer a terminal."""
+    cut = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def suggestion(word: str, known: Collection[str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
 
 _READ_CHUNK = 1 << 20
+_OTHERS_WRITE = 0o022
 
 
 def make_folder(path: Path, mode: int) -> None:
@@ -21,6 +23,29 @@ def make_folder(path: Path, mode: int) -> None:
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(mode)
     sync_folder(path.parent)
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder of this driver alone (0700), or see to it that one that stands there is nobody else's.
+
+    A link is followed if it is root's or our own: an administrator may have the folder on another disk.
+
+    Raises:
+        OSError: it cannot be made; something else stands there; it belongs to another user.
+    """
+    try:
+        link, status = path.lstat(), path.stat()
+    except FileNotFoundError:
+        make_folder(path, 0o700)
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder: move it away", str(path))
+    for owner in (link.st_uid, status.st_uid):
+        if owner not in (0, os.geteuid()):
+            text = f"it belongs to user {owner}, who could change what is in it: move it away, or chown it to root"
+            raise PermissionError(errno.EPERM, text, str(path))
+    if status.st_mode & _OTHERS_WRITE:
+        path.chmod(0o700)
 
 
 def write_new(path: Path, data: bytes, mode: int, *, sync: bool = True) -> None:

@@ -96,7 +96,7 @@ class ProcessLock:
                     self._descriptor = None
 
     def _lock(self, deadline: float) -> int:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             while True:
                 try:

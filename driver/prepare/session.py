@@ -80,7 +80,7 @@ class Session:
         deadline = time.monotonic() + self._patience
         with contextlib.ExitStack() as stack:
             try:
-                files.make_folder(self._state_dir, 0o700)
+                files.private_folder(self._state_dir)
                 stack.enter_context(self._process.hold(deadline))
             except TimeoutError as error:
                 raise ClaimError(f"another instance of the driver is still at work: {error}", Reason.BUSY) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import native
+from driver.prepare import files
 from driver.statefile import remedy
 
 _LAUNCH: Final = Path(native.__file__).with_name("launch.py")
@@ -21,6 +22,7 @@ _LAUNCH: Final = Path(native.__file__).with_name("launch.py")
 _LONGEST_SOCKET_PATH: Final = 107
 """sun_path of unix(7), without the NUL."""
 _SHOWN: Final = 300
+_LONGEST_PID: Final = 64
 
 
 class DaemonError(Exception):
@@ -192,11 +194,18 @@ class Launcher:
 
 
 def adopt(pid_file: Path) -> DaemonProcess | None:
-    """The daemon of a pid file, if it runs; None for another process that has its number now."""
+    """The daemon of a pid file, if it runs; None for another process that has its number now.
+
+    Containers of the claim can write where the file lies: it may be a pipe or a link, and name any process. What a
+    process was started with they cannot change, so a daemon is one that was started for this folder.
+    """
     try:
-        pid = int(pid_file.read_text(encoding="ascii").strip())
+        pid = int(files.read_regular(pid_file, _LONGEST_PID))
         process = DaemonProcess(pid)
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (OSError, ValueError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes()
+    except (OSError, ValueError, OverflowError, files.NotAFileError, files.TooLargeError):
         return None
-    return process if b"nvidia-cuda-mps-control" in command.split(b"\0")[0] else None
+    is_daemon = b"nvidia-cuda-mps-control" in command.split(b"\0")[0]
+    folder = b"CUDA_MPS_PIPE_DIRECTORY=" + os.fsencode(pid_file.parent)
+    return process if is_daemon and folder in variables.split(b"\0") else None
