@@ -79,9 +79,8 @@ def several_claims(run: Run) -> str:
 
 def again(run: Run) -> str:
     claim = _some(run, lambda claim: claim.exists)
-    if claim is None:
-        return a_claim(run)
-    run.prepare(claim)
+    if claim is not None:
+        run.prepare(claim)
     return str(claim)
 
 
@@ -407,8 +406,8 @@ def its_checkpoint_is_damaged(run: Run) -> str:
         path.write_bytes(data if run.chance.random() < 0.5 else data[:place])
         for claim in run.claims.values():
             claim.unsure = claim.unsure or bool(claim.ids)
-            # Where only CDI files are left, a share's claim holds its GPU for itself until it ends.
-            claim.replaced = claim.replaced or any(place.share is not None for place in claim.places)
+            # Where only CDI files are left, claims of parts that others made hold their GPUs until they end.
+            claim.replaced = claim.replaced or claim.static
     run.begin()
     run.trouble("a new agent", lambda: None)
     return ""
