@@ -6,7 +6,17 @@ import random
 from collections.abc import Callable
 
 _STRINGS = ("'gpu'", "'a'", "''", "'1.2.3'", "'80Gi'", "'x,y'", "'Gpu 7'")
-_PATTERNS = ("'^g'", "'[a-z]+$'", "'p.?u'", "'(a|b)'", "'\\\\d'")
+_PATTERNS = (
+    "'^g'",
+    "'[a-z]+$'",
+    "'p.?u'",
+    "'(a|b)'",
+    "'\\\\d'",
+    "'(?i)G(?-i)p'",
+    "'(?U)a+?'",
+    "'[[:^alpha:]]'",
+    "'a**'",
+)
 _ATTRIBUTES = ("type", "n", "ok", "ver", "names", "nope")
 
 

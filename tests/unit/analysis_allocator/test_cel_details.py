@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from ipaddress import IPv4Address
 
 import pytest
@@ -69,13 +71,18 @@ def test_what_kubernetes_knows_and_this_does_not_is_told_apart_from_wrong(expres
         compile_selector(expression, 37)
 
 
-@pytest.mark.parametrize("pattern", [r"\pL", r"\Qx\E", "[[:^alpha:]]", "(?U)a", "a(?i)b"])
+@pytest.mark.parametrize("pattern", [r"\p{Greek}", r"[\p{Han}]", r"\pC", "(" * 900 + ")" * 900])
 def test_a_pattern_that_only_re2_knows_is_told_apart_from_wrong(pattern: str) -> None:
     with pytest.raises(UnsupportedError):
         regex.compiled(pattern)
 
 
-@pytest.mark.parametrize("pattern", ["(?=a)", "(?<!a)", r"\1", "[", "(", "a**", "*a", "a++", "\\", r"\y", "a{2,1}"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["(?=a)", "(?<!a)", r"\1", "[", "(", ")", "a**", "*a", "a++", "a{2}{3}", "(|*)", "\\", r"\y", r"\8", r"\C", r"\Z",
+     "a{2,1}", "a{1001}", "(a{100}){11}", "[b-a]", r"[a-\d]", "[[:foo:]]", "(?P<n-x>a)", "(?i-)", "(?x)a",
+     r"\x{110000}", r"\xZ", r"\p", "(" * 1001 + ")" * 1001],
+)  # fmt: skip
 def test_a_pattern_that_re2_refuses_is_refused(pattern: str) -> None:
     with pytest.raises(regex.PatternError):
         regex.compiled(pattern)
@@ -97,10 +104,53 @@ def test_a_pattern_that_re2_refuses_is_refused(pattern: str) -> None:
         ("xy", "(?<n>x)y", True),
         ("é", r"\x{e9}", True),
         ("end", r"d\z", True),
+        ("É", "(?i)é", True),
+        ("\u212a", "(?i)k", True),
+        ("aB", "a(?i)b|C", True),
+        ("c", "a(?i)b|C", True),
+        ("C", "(a(?i)b)c", False),
+        ("日", r"^\pL$", True),
+        ("7", r"[\PN]", False),
+        ("é", "[[:^alpha:]]", True),
+        ("a.b", r"\Qa.b\E", True),
+        ("axb", r"\Qa.b", False),
+        ("é", r"\bé", False),
+        ("a{,3}", "a{,3}", True),
+        ("a\x00", r"\0", True),
+        ("]", "[]a]", True),
+        ("", "^*$*", True),
     ],
 )
 def test_patterns_mean_what_they_mean_in_re2(text: str, pattern: str, found: bool) -> None:
     assert regex.matches(text, pattern) is found
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "limit", "found"),
+    [
+        ("baac", "a*", -1, ["", "aa", ""]),
+        ("ab", "a??", -1, ["", "", ""]),
+        ("aXbaab", "(?U)a+", -1, ["a", "a", "a"]),
+        ("aXbaab", "(?U)a+?", -1, ["a", "aa"]),
+        ("abc", "[a-z]", 2, ["a", "b"]),
+        ("abc", "[a-z]", 0, []),
+        ("a\nb", "(?m)^", -1, ["", ""]),
+        ("", "x*", -1, [""]),
+    ],
+)
+def test_all_matches_are_those_that_go_finds(text: str, pattern: str, limit: int, found: list[str]) -> None:
+    assert regex.find_all(text, pattern, limit) == found
+
+
+@given(st.text(max_size=12))
+def test_a_quoted_text_finds_itself(text: str) -> None:
+    assert regex.matches(f"x{text}y", rf"x\Q{text}\Ey") or r"\E" in text
+
+
+@given(st.text(max_size=30))
+def test_no_pattern_makes_the_translation_fail_otherwise(pattern: str) -> None:
+    with contextlib.suppress(regex.PatternError, UnsupportedError):
+        assert isinstance(regex.compiled(pattern).search("abc"), re.Match | None)
 
 
 def test_an_error_in_one_part_of_an_or_does_not_matter_if_another_is_true() -> None:
