@@ -45,15 +45,17 @@ def said(namespace: Namespace, name: str) -> list[str]:
     return namespace.log_lines(name, until="told")[:-1]
 
 
-def restart(namespace: Namespace, name: str, signals: Path) -> None:
-    """Let a pod's container end, and wait until the kubelet has made another one in the same sandbox."""
+def restart(namespace: Namespace, signals: Path, *names: str) -> None:
+    """Let pods' containers end, and wait until the kubelet has made others in the same sandboxes."""
 
     def again(pod: JSON | None) -> bool:
         (status,) = pod["status"]["containerStatuses"] if pod else ({},)
         return bool(status.get("restartCount")) and "running" in status["state"]
 
-    (signals / name).touch()
-    namespace.wait_pod(name, again, "in another container")
+    for name in names:
+        (signals / name).touch()
+    for name in names:
+        namespace.wait_pod(name, again, "in another container")
 
 
 def untouched(namespace: Namespace, name: str) -> bool:
@@ -107,8 +109,8 @@ def test_pods_go_on_under_a_driver_upgrade_and_new_claims_get_the_new_driver_fro
         lambda: [library(agent, namespace, name) for name in ("whole", "part")] == [{NEW}, {NEW}],
         "the new library in the CDI files of the claims of before",
     )
+    restart(namespace, tmp_path, "whole", "part")
     for name in ("whole", "part"):
-        restart(namespace, name, tmp_path)
         assert said(namespace, name)[-2:] == [NEW, f"libnvidia-ml.so.{NEW}"]
     assert listed(said(namespace, "whole")) == uuids(api, namespace.allocated("whole"))
     assert mig_listed(said(namespace, "part")) == list(namespace.told("part").values())
