@@ -7,6 +7,7 @@ ends the agent at every point of every scenario.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from driver.prepare import Phase
+from driver.prepare import Phase, read_boot_id
 from driver.prepare.checkpoint import stored
 from driver.prepare.records import record_to_json
 from kubeletplugin.testing.kubelet import KubeletError
@@ -46,8 +47,10 @@ USUAL = {
     "MPS": {"s2"},
 }
 ALL = os.environ.get("GPUDRA_CRASH") == "all"
+REBOOTED = {"u1", "gi-made"}
+"""Points behind which the machine starts anew too."""
 CELLS = [
-    pytest.param(name, verb, point, id=f"{name}-{verb}-{point}")
+    pytest.param(name, verb, point, reboots, id=f"{name}-{verb}-{point}{'-rebooted' if reboots else ''}")
     for name, (_, _, own) in SCENARIOS.items()
     for verb, points, always in (
         ("prepare", TABLE.prepare_points, {"p1", "p2", "p3", "p4", "p5"}),
@@ -55,6 +58,7 @@ CELLS = [
     )
     for point in points
     if point in (own | always if ALL else USUAL.get(name, set()))
+    for reboots in ((False, True) if ALL or (name != "MPS" and point in REBOOTED) else (False,))
 ]
 
 
@@ -78,6 +82,16 @@ class Node:
         self.scene.registered()
         self.scene.until(lambda: len(self.scene.logged("the node was read")) > seen, "a reading")
         self.scene.until(self.scene.devices, "devices")
+
+    def reboot(self) -> None:
+        """Nothing is left of tmpfs folders, daemons and partitions; the boot id is another."""
+        scene = self.scene
+        for pid_file in (scene.folder / "mps").glob("*/*/pipe/*.pid"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        for folder in (scene.cdi, scene.folder / "mps"):
+            shutil.rmtree(folder, ignore_errors=True)
+        scene.node.reboot()
 
     def read(self) -> None:
         """Wait for three readings: what the first one changed is in the slices before the third one ends."""
@@ -124,6 +138,7 @@ class Node:
         records = {uid: record_to_json(record) for uid, record in state.records.items()}
         for record in records.values():
             record.pop("specDigest", None)
+            record["bootID"] = "this" if record["bootID"] == read_boot_id(scene.node.root / "proc") else "another"
         specs = {path.name: json.loads(path.read_bytes()) for path in scene.specs()}
         slices = [item["spec"] for item in scene.slices()]
         for spec in slices:
@@ -181,9 +196,10 @@ def undisturbed(node: Node) -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.bug("B62")
-@pytest.mark.parametrize(("name", "verb", "point"), CELLS)
+@pytest.mark.bug("B72")
+@pytest.mark.parametrize(("name", "verb", "point", "reboots"), CELLS)
 def test_killed_and_back_without_the_api_server(
-    node: Node, undisturbed: dict[str, tuple[Any, Any]], name: str, verb: str, point: str
+    node: Node, undisturbed: dict[str, tuple[Any, Any]], name: str, verb: str, point: str, reboots: bool
 ) -> None:
     scene = node.scene
     end, parameters, _ = SCENARIOS[name]
@@ -201,6 +217,8 @@ def test_killed_and_back_without_the_api_server(
 
     port = int(scene.url.rpartition(":")[2])
     scene.server.stop()
+    if reboots:
+        node.reboot()
     readings = len(scene.logged("the node was read"))
     node.start()
     scene.registered()
