@@ -64,7 +64,7 @@ def standing(node: MockNode, number: int = 0) -> list[tuple[str, int]]:
 
 MIXES = {
     "dgx-a100": ("3g.20gb", "1g.5gb", "1g.5gb+me", "2g.10gb"),
-    "h200": ("1g.18gb", "2g.35gb", "3g.71gb", "1g.18gb+me"),
+    "h200": ("3g.71gb", "1g.18gb", "1g.18gb+me", "2g.35gb"),
 }
 """Profiles that fill a board, in the order in which they are claimed."""
 

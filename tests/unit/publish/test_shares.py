@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver.model import Gpu, GpuState, MigProfile, MigSupport, NodeInventory, PciAddress, Placement
+from driver.prepare.quantity import parse_bytes as parse
 from driver.publish import build_pool, slice_objects
 from driver.publish.shares import shared
 from kubeletplugin.validation import validate_slice
@@ -89,3 +90,8 @@ def test_shares_of_a_gpu_that_can_also_be_divided_use_its_counters(gpu: Make, no
     whole = next(device for device in pool.devices if "mig" not in device["name"])
     assert whole["allowMultipleAllocations"] is True
     assert whole["consumesCounters"]
+    assert whole["capacity"]["multiprocessors"]["requestPolicy"]["default"] == "0"
+    for name, capacity in whole["capacity"].items():
+        policy = capacity.get("requestPolicy")
+        assert policy is not None, f"the first claim takes all {name}"
+        assert 2 * parse(policy["default"]) <= parse(capacity["value"])
