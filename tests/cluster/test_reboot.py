@@ -11,7 +11,7 @@ from hack.cluster.agent import Agent
 from hack.cluster.api import JSON, Api, path
 from hack.cluster.layout import DRIVER_NAME, NODE_NAME, Layout
 from hack.cluster.reboot import powered_off
-from hack.cluster.scene import Namespace, listed, mig_listed, published, uuids
+from hack.cluster.scene import Container, Namespace, listed, mig_listed, published, uuids
 from native.mock import MockNode
 
 FLAGS = ("--mig=dynamic", "--reconcile-seconds=1")
@@ -19,6 +19,11 @@ LONG_SLICES = {
     "apiVersion": "resource.nvidia.com/v1beta1",
     "kind": "GpuConfig",
     "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
+}
+HALF = {
+    "apiVersion": "resource.nvidia.com/v1beta1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}},
 }
 NOISE = (
     # The kubelet begins with the pods that it remembers, before the plugin is there; it comes back to them.
@@ -226,3 +231,31 @@ def test_partitions_that_an_administrator_makes_again_at_the_start_are_told_apar
     for name in ("a", "b"):
         namespace.delete_pod(name)
     assert standing(node) == ["3g.20gb", "3g.20gb"]
+
+
+@pytest.mark.bug("B72")
+def test_the_mps_daemon_of_a_claim_is_there_again_for_its_pod(
+    agent: Agent, api: Api, namespace: Namespace, mock_node: MockNode, noise: list[str]
+) -> None:
+    noise += NOISE
+    namespace.claim("shared", parameters=HALF)
+    script = "nvidia-smi -L; echo get_default_active_thread_percentage | nvidia-cuda-mps-control; exec sleep 2147483647"
+    namespace.pod("shared", claim="shared", containers=[Container("main", script)], restart="Always")
+    before = container_id(namespace.running("shared"))
+    said = namespace.log_lines("shared", lines=2)
+    assert said[1] == "50.0"
+    address = address_of(api, mock_node, namespace.allocated("shared")[0])
+    exclusive = mock_node.number(address, "compute_mode")
+
+    with powered_off(agent):
+        mock_node.reboot()
+        assert mock_node.number(address, "compute_mode") != exclusive
+        assert not agent.mps_dir.exists()
+    agent.start("--rescan-seconds=1")
+    running_again(namespace, "shared", before)
+    assert namespace.log_lines("shared", lines=2) == said
+    assert mock_node.number(address, "compute_mode") == exclusive
+    namespace.delete_pod("shared")
+    assert mock_node.number(address, "compute_mode") != exclusive
+    assert [path for path in agent.mps_dir.rglob("*") if path.name == "pipe"] == []
+    agent.stop()
