@@ -119,7 +119,8 @@ def of_gpu(gpu: Gpu, best: Gpu | None) -> tuple[Finding, ...]:
 def _links(gpu: Gpu, best: Gpu) -> Iterable[Finding]:
     up = {link.index for link in gpu.nvlinks if link.active}
     down = [link.index for link in best.nvlinks if link.active and link.index not in up]
-    if down:
+    # In MIG mode a GPU has no NVLink to others (MIG user guide, "Application Considerations"): none is up.
+    if down and not gpu.mig_enabled:
         names = ", ".join(map(str, down))
         yield Finding(NVLINK, Severity.DEVICE, f"NVLink {names} was up and is down; drain and reset the GPU")
     pairs = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from driver.health import findings
 from driver.health.findings import of_event, of_gpu, of_health, of_registration
 from driver.health.xids import XIDS, Severity, describe
-from driver.model import GpuState, NvLinkLink
+from driver.model import GpuState, MigMode, NvLinkLink
 from native.nvml.eventtypes import HEALTH_EVENTS, EventType, NvmlEvent
 from native.nvml.healthtypes import GpuHealth, RemappedRows
 
@@ -93,6 +93,14 @@ def test_a_link_that_was_up_and_is_down_is_a_fault_and_one_that_never_was_is_non
     assert (found.cause, found.severity) == ("nvlink-down", Severity.DEVICE)
     assert "NVLink 1 " in found.message
     assert of_gpu(replace(best, nvlinks=down), replace(best, nvlinks=down)) == ()
+
+
+def test_links_that_are_down_because_mig_mode_was_switched_on_are_no_fault(bench: Any) -> None:
+    best = bench.gpu()
+    divided = replace(best, nvlinks=(), mig=MigMode(current=True, pending=True))
+    assert of_gpu(divided, best) == ()
+    (found,) = of_gpu(replace(divided, mig=MigMode(current=False, pending=True)), best)
+    assert found.cause == "nvlink-down"
 
 
 @pytest.mark.parametrize("field", [{"pcie_link_width": 8}, {"pcie_link_generation": 3}])
