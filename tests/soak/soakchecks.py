@@ -152,12 +152,17 @@ def _daemons(run: Run, prepared: dict[str, Claim]) -> int:
     return len(shared) + sum(place.share is None for claim in mps for place in claim.places)
 
 
+def _is_known(run: Run, address: str) -> bool:
+    """Whether the modes of this GPU are as the agent believes them to be."""
+    return address not in run.stale and f"gpu-{address.replace(':', '-').replace('.', '-')}" not in run.forgotten
+
+
 def _settings(run: Run) -> dict[str, tuple[int, int]]:
     """GPU -> (compute mode, time slice)."""
     return {
         gpu.address: (run.node.node.number(gpu.address, "compute_mode"), run.node.node.number(gpu.address, "timeslice"))
         for gpu in run.node.node.profile.gpus
-        if gpu.address not in run.stale
+        if _is_known(run, gpu.address)
     }
 
 
@@ -173,7 +178,7 @@ def _wanted_settings(run: Run, prepared: dict[str, Claim]) -> dict[str, tuple[in
                 found[names[place.device]][0] = _EXCLUSIVE_PROCESS
             elif claim.config.interval is not None:
                 found[names[place.device]][1] = LEVELS[claim.config.interval]
-    return {address: (mode, level) for address, (mode, level) in found.items() if address not in run.stale}
+    return {address: (mode, level) for address, (mode, level) in found.items() if _is_known(run, address)}
 
 
 def _folders(run: Run) -> None:

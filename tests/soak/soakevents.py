@@ -17,9 +17,10 @@ _XIDS = (13, 31, 43, 45, 48, 63, 79, 94, 109, 119, 0, 2**31)
 _CALLS = ("nvmlDeviceGet*", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode", "nvmlDeviceCreateGpuInstance*", "nvmlInit*",
           "nvmlGpuInstance*", "nvmlDeviceSetMigMode", "nvidia-smi*", "mps.start", "nvmlGpuInstanceDestroy",
           "nvmlDeviceGetHandleByPciBusId*", "nvmlDeviceGetCount*")  # fmt: skip
-_CODES = (3, 9, 19, 999)
-"""Not GPU_IS_LOST: what is lost comes back by a reset only, which ``a_gpu_is_lost`` does. Nor may nvidia-smi say that
-the driver is gone (9) while it is not: modes that it leaves behind would be gone as well."""
+_CODES = (4, 9, 19, 999)
+"""Not NOT_SUPPORTED, which no board says now and then. Not GPU_IS_LOST: what is lost comes back by a reset only, which
+``a_gpu_is_lost`` does. Nor may nvidia-smi say that the driver is gone (9) while it is not: modes that it leaves behind
+would be gone as well."""
 _DAY = 86400
 
 
@@ -389,6 +390,7 @@ def a_reboot(run: Run) -> str:
     run.heal()
     run.node.reboot()
     run.foreign.clear()
+    run.forgotten.clear()
     run.boot()
     run.begin()
     run.trouble("a reboot", lambda: None)
@@ -398,6 +400,10 @@ def a_reboot(run: Run) -> str:
 def its_checkpoint_is_damaged(run: Run) -> str:
     """While no agent runs: a bit is another, or the end is missing."""
     run.node.end(signal.SIGKILL)
+    # Which GPUs an MPS daemon had nobody knows any more: their mode stays until another claim sets it.
+    for claim in run.claims.values():
+        if claim.config is not None:
+            run.forgotten.update(place.device for place in claim.places)
     path = run.node.state / "checkpoint.json"
     if path.exists():
         data = bytearray(path.read_bytes())
