@@ -25,7 +25,7 @@ from driver.prepare import Phase, read_boot_id
 from driver.prepare.checkpoint import stored
 from driver.prepare.records import record_to_json
 from kubeletplugin.testing.kubelet import KubeletError
-from tests.support.agents import CLAIMS, DRIVER, POOL, Scene, open_scene
+from tests.support.agents import CLAIMS, DRIVER, Scene, open_scene
 from tests.support.crashnode import differences, hardware
 from tests.support.crashscenarios import sharing, table
 
@@ -110,23 +110,7 @@ class Node:
         self.claims += 1
         full = f"{name}-{self.claims}"
         gpus = [one["name"] for one in scene.devices() if "-mig-" not in one["name"]]
-        result = {"request": "gpus", "driver": DRIVER, "pool": POOL, "device": f"{gpus[index]}{end}"}
-        entry = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
-        made = scene.client.create(
-            CLAIMS,
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceClaim",
-                "metadata": {"name": full, "namespace": "default"},
-                "spec": {"devices": {"requests": [{"name": "gpus", "exactly": {"deviceClassName": DRIVER}}]}},
-            },
-        )
-        allocation = {"devices": {"results": [result], **({"config": [entry]} if parameters else {})}}
-        made["status"] = {
-            "allocation": allocation,
-            "reservedFor": [{"resource": "pods", "name": full, "uid": f"pod-{full}"}],
-        }
-        scene.client.update(f"{CLAIMS}/{full}/status", made)
+        scene.give(full, f"{gpus[index]}{end}", parameters)
         return full
 
     def picture(self, claim: str) -> Any:

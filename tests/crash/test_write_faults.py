@@ -26,7 +26,7 @@ import pytest
 from driver.prepare.checkpoint import stored
 from kubeletplugin.devicemetadata import KNOWN_VERSIONS
 from kubeletplugin.testing.kubelet import KubeletError
-from tests.support.agents import CLAIMS, DRIVER, POOL, Scene, open_scene
+from tests.support.agents import DRIVER, Scene, open_scene
 from tests.support.ownfiles import OWN, Own, purpose
 from tests.support.preload import CHANGES, GROWS, Control, Kind
 
@@ -98,21 +98,7 @@ class Watched:
         device = next(one for one in devices if one.endswith(suffix)) if suffix else gpus[index]
         self.names += 1
         full = f"{name}-{self.names}"
-        result = {"request": "gpus", "driver": DRIVER, "pool": POOL, "device": device}
-        entry = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": config}}
-        made = scene.client.create(
-            CLAIMS,
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceClaim",
-                "metadata": {"name": full, "namespace": "default"},
-                "spec": {"devices": {"requests": [{"name": "gpus", "exactly": {"deviceClassName": DRIVER}}]}},
-            },
-        )
-        allocation = {"devices": {"results": [result], **({"config": [entry]} if config is not None else {})}}
-        reserved = [{"resource": "pods", "name": full, "uid": f"pod-{full}"}]
-        made["status"] = {"allocation": allocation, "reservedFor": reserved}
-        scene.client.update(f"{CLAIMS}/{full}/status", made)
+        scene.give(full, device, config)
         return full
 
     def end_claims(self) -> None:

@@ -197,6 +197,34 @@ class Scene:
         made: dict[str, Any] = self.until(allocated, f"an allocation for {name}")
         return made
 
+    def give(self, name: str, device: str, parameters: object = None) -> None:
+        """Create a claim that is allocated one device of this node, by name, for a pod of the claim's own name.
+
+        Args:
+            name: of the claim.
+            device: as published.
+            parameters: of an opaque configuration for this driver; None: there is none.
+        """
+        made = self.client.create(
+            CLAIMS,
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"devices": {"requests": [{"name": "gpus", "exactly": {"deviceClassName": DRIVER}}]}},
+            },
+        )
+        allocation: dict[str, Any] = {
+            "results": [{"request": "gpus", "driver": DRIVER, "pool": POOL, "device": device}]
+        }
+        if parameters is not None:
+            allocation["config"] = [{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}]
+        made["status"] = {
+            "allocation": {"devices": allocation},
+            "reservedFor": [{"resource": "pods", "name": name, "uid": f"pod-{name}"}],
+        }
+        self.client.update(f"{CLAIMS}/{name}/status", made)
+
     def prepare(self, *names: str) -> list[str]:
         """Prepare the claims for the pod of the first one's name; gives the CDI devices of all."""
         self.kubelet.prepare_pod(f"pod-{names[0]}", "default", list(names))
