@@ -20,6 +20,7 @@ from .scene import Namespace
 
 DAEMONSET = access.DEPLOY / "daemonset.yaml"
 NAME = "gpudra-agent"
+_STATE = "/mock-state"
 IMAGE = "gpudra:0.1.0"
 """As the manifest names it."""
 
@@ -47,11 +48,14 @@ def for_this_cluster(document: JSON, layout: Layout, mock: MockNode, image: str)
         settings = machine(mock)
         container["env"] = [entry for entry in container["env"] if entry["name"] not in settings]
         container["env"] += [{"name": name, "value": value} for name, value in settings.items()]
+        container.setdefault("volumeMounts", []).append({"name": "mock-state", "mountPath": _STATE})
     for volume in pod["volumes"]:
         if volume["name"] == "driver-root":
             volume["hostPath"]["path"] = str(mock.root)
         if volume["name"] == "sys":
             volume["hostPath"]["path"] = str(mock.root / "sys")
+    # The driver root is read-only; what a kernel would keep (modes, partitions), the mock keeps in a file.
+    pod["volumes"].append({"name": "mock-state", "hostPath": {"path": str(mock.root / NODE_FILE.parent)}})
     return changed
 
 
@@ -62,7 +66,7 @@ def machine(mock: MockNode) -> Mapping[str, str]:
         "GPUDRA_DEV_ROOT": "/driver-root/dev",
         "GPUDRA_HOST_DEV_ROOT": f"{mock.root}/dev",
         "GPUDRA_PROC_ROOT": "/driver-root/proc",
-        "GPUDRA_MOCK_NODE": f"/driver-root/{NODE_FILE}",
+        "GPUDRA_MOCK_NODE": f"{_STATE}/{NODE_FILE.name}",
         "GPUDRA_MOCK_DEV": "/driver-root/dev",
     }
 

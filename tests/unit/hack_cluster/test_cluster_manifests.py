@@ -55,5 +55,6 @@ def test_a_daemonset_is_moved_to_the_mock_node_with_its_own_paths(tmp_path: Path
     (moved,) = pod["containers"]
     assert (moved["image"], moved["imagePullPolicy"]) == ("localhost/x:1", "Never")
     assert [entry["value"] for entry in moved["env"] if entry["name"] == "GPUDRA_DEV_ROOT"] == ["/driver-root/dev"]
-    assert [volume["hostPath"]["path"] for volume in pod["volumes"]] == [str(layout.cdi), str(mock.root)]
+    paths = [volume["hostPath"]["path"] for volume in pod["volumes"]]
+    assert paths == [str(layout.cdi), str(mock.root), f"{mock.root}/run/gpudra-mock"]
     assert container["image"] == IMAGE, "the document that was given is another one"
