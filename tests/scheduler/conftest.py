@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,6 @@ def control_plane() -> Iterator[Layout]:
 @pytest.fixture(scope="module")
 def plane(control_plane: Layout, request: pytest.FixtureRequest) -> Iterator[Plane]:
     """The control plane with a namespace for the tests of one file."""
-    made = Plane(control_plane, request.node.path.stem.replace("_", "-"))
+    made = Plane(control_plane, f"{request.node.path.stem.replace('_', '-')}-{secrets.token_hex(3)}")
     yield made
     made.close()

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hack.cluster.api import Api, ApiError, path
+from hack.cluster.api import Api, path
 from hack.cluster.layout import Layout
 from tests.scheduler.isolation import ADMIN_LABEL, NODE_LABEL, Document, pod
 from tests.support.agents import until
@@ -70,10 +70,6 @@ class Plane:
         """Do it for each, several at a time."""
         return list(self._writers.map(work, over))
 
-    def make_all(self, objects: Iterable[tuple[str, Document]], batch: str) -> list[Document | ApiError]:
-        """Create objects, several at a time; each as the API server keeps it, or its refusal."""
-        return self.map(lambda one: self._try(one[0], one[1], batch), objects)
-
     def make(self, resource: str, document: Document, batch: str) -> Document:
         """Create one object; a status that it has is written too, a node is made ready.
 
@@ -86,29 +82,27 @@ class Plane:
         if resource == "nodes":
             wanted["status"] = {}
         made = self.api.create(resource, namespace, wanted)
-        name = made["metadata"]["name"]
         if resource == "nodes":
-            # Admission gives every new node the taint of one that is not ready; nothing here would take it away.
-            made = self.api.call("GET", path("nodes", None, name))
-            made["spec"] = {key: value for key, value in made["spec"].items() if key != "taints"}
-            made = self.api.call("PUT", path("nodes", None, name), made)
-            status = {"conditions": [{"type": "Ready", "status": "True", "reason": "Made"}]}
-            made["status"] = {**document.get("status", {}), **status, "allocatable": ALLOCATABLE}
-        elif "status" in document:
-            made["status"] = document["status"]
-        else:
+            return self._ready(made, document.get("status", {}))
+        if "status" not in document:
             return made
-        return self.api.call("PUT", path(resource, namespace, name, "status"), made)
+        where = path(resource, namespace, made["metadata"]["name"], "status")
+        return self.api.call("PUT", where, {**made, "status": document["status"]})
 
-    def _try(self, resource: str, document: Document, batch: str) -> Document | ApiError:
-        try:
-            return self.make(resource, document, batch)
-        except ApiError as error:
-            return error
+    def _ready(self, node: Document, status: Document) -> Document:
+        """Admission gives every new node the taint of one that is not ready, and no controller here takes it away."""
+        where = path("nodes", None, node["metadata"]["name"])
+        spec = {key: value for key, value in node["spec"].items() if key != "taints"}
+        node = self.api.call("PUT", where, {**node, "spec": spec})
+        condition = {"type": "Ready", "status": "True", "reason": "Made"}
+        node["status"] = {**status, "conditions": [condition], "allocatable": ALLOCATABLE}
+        return self.api.call("PUT", f"{where}/status", node)
 
     def settle(self, batch: str) -> None:
         """Return when the scheduler has seen everything that was made before."""
-        until(lambda: self._canary(f"canary-{next(self._canaries)}", batch), "the scheduler to see all objects")
+        until(
+            lambda: self._canary(f"{self.namespace}-{next(self._canaries)}", batch), "the scheduler to see all objects"
+        )
 
     def _canary(self, name: str, batch: str) -> bool:
         """Whether the scheduler knew the newest object of each kind when it gave this pod its device."""
@@ -122,10 +116,7 @@ class Plane:
         objects: list[tuple[str, Document]] = [
             ("nodes", {"metadata": {"name": name, "labels": {NODE_LABEL: name}}}),
             ("deviceclasses", {"metadata": {"name": name}, "spec": {"selectors": [selector]}}),
-            (
-                "resourceslices",
-                {"metadata": {"name": name}, "spec": where | {"devices": [{"name": "a"}, {"name": "b"}]}},
-            ),
+            ("resourceslices", {"metadata": {"name": name}, "spec": where}),
             ("resourceclaims", {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}),
         ]
         if self.release >= 37:

@@ -158,7 +158,7 @@ def compare(plane: Plane, chosen: Rules, batch: Sequence[Trial], name: str) -> d
     plane.map(lambda trial: set_up(plane, trial, name), batch)
     taken = [trial for trial in batch if not trial.refusal]
     plane.settle(name)
-    plane.make_all((("pods", trial.pod) for trial in taken), name)
+    plane.map(lambda trial: plane.make("pods", trial.pod, name), taken)
     verdicts = plane.verdicts({trial.tag: trial.claims for trial in taken}, name)
     plane.clear(name)
     return {
