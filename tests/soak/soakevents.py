@@ -398,7 +398,10 @@ def a_reboot(run: Run) -> str:
 
 
 def its_checkpoint_is_damaged(run: Run) -> str:
-    """While no agent runs: a bit is another, or the end is missing."""
+    """While no agent runs: a bit is another, or the end is missing. Nothing else is wrong then: what a call left half
+    undone is in the checkpoint alone."""
+    if not run.calm:
+        return it_is_killed(run)
     run.node.end(signal.SIGKILL)
     # Which GPUs an MPS daemon had nobody knows any more: their mode stays until another claim sets it.
     for claim in run.claims.values():
