@@ -206,6 +206,8 @@ def device_statuses(record: ClaimRecord, condition: Condition = lambda _device: 
     """Which hardware stands behind the devices of a claim; one entry for a device that several requests name."""
     statuses: dict[tuple[str, str, str | None], api.DeviceStatus] = {}
     for device in record.devices:
+        if not device.pool:
+            continue  # known from its CDI file alone: which allocation result it stands for is not
         data: api.JSON = {"uuid": device.uuid, "pciBusID": device.address}
         if (partition := device.partition) is not None:
             data.update(parentUUID=partition.parent, profile=partition.profile)

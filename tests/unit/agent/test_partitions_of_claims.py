@@ -101,6 +101,12 @@ def test_a_status_says_which_part_of_which_gpu_it_is() -> None:
     assert (status.data["parentUUID"], status.data["profile"], status.data["pciBusID"]) == ("GPU-1", "3g.40gb", AT)
 
 
+def test_of_a_device_that_only_its_cdi_file_tells_of_nothing_is_said_in_the_claims_status() -> None:
+    forgotten = device("gpu-0000-1b-00-0", pool="", request="")
+    assert device_statuses(record(forgotten)) == []
+    assert len(device_statuses(record(forgotten, device("gpu-0000-1c-00-0")))) == 1
+
+
 def test_counter_sets_are_slices_before_those_of_devices() -> None:
     document = PoolDocument("p", (({"name": "d"},),), counters=(({"name": "s"},),))
     first, second = resources(document).pools["p"].slices
