@@ -30,6 +30,8 @@ class World:
 
     def __init__(self, scenario: Scenario, base: Path, patch: pytest.MonkeyPatch) -> None:
         self.scenario = scenario
+        self.turn = 1
+        """Which point of a start a driver ends at that ends once more."""
         self.node = node = CrashNode(base, scenario.settings, patch, scenario.boot)
         life = node.restart()
         self.document = scenario.claim(node, UID)
