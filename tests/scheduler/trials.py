@@ -42,6 +42,8 @@ class Trial:
     node: str | None
     """The node that the pod is for; None: it may choose."""
     stored: dict[str, list[Document]] = field(default_factory=dict)
+    around: list[Document] = field(default_factory=list)
+    """Slices of other scenes, where the release looks at them too."""
     refusal: str = ""
 
     @property
@@ -86,7 +88,7 @@ def port(chosen: Rules, trial: Trial) -> dict[str, Outcome]:
     stored = trial.stored
     waiting = [claim for claim in stored["resourceclaims"] if claim["metadata"]["name"] in trial.claims]
     held = [claim for claim in stored["resourceclaims"] if claim not in waiting]
-    slices, rules_ = stored.get("resourceslices", []), stored.get("devicetaintrules", [])
+    slices, rules_ = [*stored.get("resourceslices", []), *trial.around], stored.get("devicetaintrules", [])
     allocator = Allocator(chosen, stored["deviceclasses"], slices, held, rules_)
     return {found.node: found for found in allocator.allocate_each(stored["nodes"], waiting)}
 
@@ -157,6 +159,11 @@ def compare(plane: Plane, chosen: Rules, batch: Sequence[Trial], name: str) -> d
     """Comparison by tag, of the scenes that the API server takes."""
     plane.map(lambda trial: set_up(plane, trial, name), batch)
     taken = [trial for trial in batch if not trial.refusal]
+    if chosen.counter_slices_everywhere:  # whatever node they are for: they cannot be kept to their scene
+        stored = [each for trial in batch for each in trial.stored.get("resourceslices", ())]
+        counters = [each for each in stored if "sharedCounters" in each["spec"]]
+        for trial in taken:
+            trial.around = [each for each in counters if each not in trial.stored.get("resourceslices", ())]
     plane.settle(name)
     plane.map(lambda trial: plane.make("pods", trial.pod, name), taken)
     verdicts = plane.verdicts({trial.tag: trial.claims for trial in taken}, name)

@@ -81,6 +81,21 @@ def test_an_error_of_the_port_must_be_one_of_the_scheduler(fitting: Trial) -> No
     assert difference(RULES, failing, verdict(fitting))
 
 
+def test_counters_of_other_scenes_are_told_to_a_release_that_looks_at_them(fitting: Trial) -> None:
+    """1.36 takes them for every node's: an unfinished pool of another scene then ends whatever asks for all devices."""
+    pool = {"name": "x", "generation": 1, "resourceSliceCount": 2}
+    counters = [{"name": "set", "counters": {"memory": {"value": "1"}}}]
+    strange = {"driver": "other.example.com", "nodeName": "elsewhere", "pool": pool, "sharedCounters": counters}
+    whole = {**copy.deepcopy(fitting.whole), "Allocated": []}
+    wish = {"deviceClassName": f"any-{fitting.tag}", "allocationMode": "All"}
+    whole["Claims"] = [{"metadata": {"name": "c"}, "spec": {"devices": {"requests": [{"name": "r", "exactly": wish}]}}}]
+    whole["Classes"] = [{"metadata": {"name": f"any-{fitting.tag}"}, "spec": {}}]
+    trial = told(Trial(fitting.tag, whole, fitting.node))
+    trial.around = [{"metadata": {"name": "strange"}, "spec": strange}]
+    assert "other.example.com/x" in port(rules(36), trial)[trial.node or ""].error
+    assert "other.example.com/x" not in port(RULES, trial)[trial.node or ""].error
+
+
 def test_a_scene_of_two_nodes_is_tried_on_each_and_on_both() -> None:
     seed = next(seed for seed in range(50) if len(list(trials(VERSION, seed))) == 3)
     one, other, both = trials(VERSION, seed)
