@@ -108,7 +108,10 @@ def difference(chosen: Rules, trial: Trial, verdict: Verdict) -> str | None:
     asked = [outcomes[trial.node]] if trial.node else list(outcomes.values())
     if any(each.kind in NOT_COMPARED for each in asked):
         return None
-    if fatal := [each for each in asked if each.kind == "fatal"]:
+    fatal = [each for each in asked if each.kind == "fatal"]
+    if not chosen.sorts and bool(fatal) != (verdict.reason == "SchedulerError"):
+        return None  # pools come in an order of chance there, so whether a selector that fails is met at all is chance
+    if fatal:
         return _refused_for_good(fatal, verdict)
     if verdict.reason:
         if verdict.reason != "Unschedulable" or any(each.fits for each in asked):

@@ -96,6 +96,13 @@ def test_counters_of_other_scenes_are_told_to_a_release_that_looks_at_them(fitti
     assert "other.example.com/x" not in port(RULES, trial)[trial.node or ""].error
 
 
+def test_where_the_order_of_pools_is_chance_an_error_of_one_alone_says_nothing(fitting: Trial) -> None:
+    """1.34: a selector that fails on a device of one pool is not met where another pool had all that was wanted."""
+    old = rules(34)
+    assert difference(old, fitting, Verdict(reason="SchedulerError")) is None
+    assert difference(RULES, fitting, Verdict(reason="SchedulerError"))
+
+
 def test_a_scene_of_two_nodes_is_tried_on_each_and_on_both() -> None:
     seed = next(seed for seed in range(50) if len(list(trials(VERSION, seed))) == 3)
     one, other, both = trials(VERSION, seed)
