@@ -89,17 +89,17 @@ def disagreements(version: str, seeds: Iterable[int]) -> Iterator[tuple[str, Doc
     ]
     for text, theirs in zip(texts, ask(version, asked), strict=True):
         mine = verdict(version, text, listed=False)
-        if "unknown" not in mine and _kind(mine) != _kind(theirs):
+        if "unknown" not in mine and _kind(text, mine) != _kind(text, theirs):
             yield text, mine, theirs
 
 
-def _kind(reply: Document) -> tuple[str, object]:
-    """How it ended: the value where there is one; of two errors the texts may differ."""
+def _kind(text: str, reply: Document) -> tuple[str, object, object]:
+    """How it ended: the value and its cost where there is one; of two errors the texts may differ."""
     if reply.get("compile"):
-        return "compile", None
+        return "compile", None, None
     if reply.get("error"):
-        return "error", None
-    return "value", reply["matches"]
+        return "error", None, None
+    return "value", reply["matches"], None if _OVER_MAP.search(text) else reply.get("cost")
 
 
 def record(version: str) -> list[Document]:

@@ -19,7 +19,7 @@ _TYPE_NAMES: Final = frozenset(
 """Types that have a name in expressions; those of Kubernetes' own values have none."""
 NULL_VALUE: Final = "google.protobuf.NullValue.NULL_VALUE"
 """The one constant of an enum that upstream knows: the number 0."""
-_PATTERNS: Final = frozenset(("matches", "find", "findAll"))
+PATTERNS: Final = frozenset(("matches", "find", "findAll"))
 
 
 class Checker:
@@ -295,7 +295,7 @@ class Checker:
 
     def _literal_pattern(self, node: Call, name: str) -> None:
         """Constant patterns are tried at once; of ``matches(text, pattern)`` upstream tries the text as well."""
-        if name not in _PATTERNS or not node.args or (name != "matches" and node.target is None):
+        if name not in PATTERNS or not node.args or (name != "matches" and node.target is None):
             return
         for each in {0, len(node.args) - 1} if name == "matches" else {0}:
             pattern = node.args[each]

@@ -12,7 +12,7 @@ from ..quantity import Quantity, QuantityError
 from . import network, urls
 from .errors import EvaluationError
 from .formats import Format, named
-from .overloads import Overload, declare, traversal
+from .overloads import Overload, declare, one, traversal
 from .values import Optional, semver, size, tolerant_semver
 
 
@@ -199,12 +199,24 @@ def _never(*_: object) -> object:
     raise EvaluationError("no such overload")
 
 
+def _check_cost(_: list[object], __: object) -> int:
+    return 350_000
+
+
+def _selector_cost(args: list[object], _: object) -> int:
+    """Reading a selector, and two things made for each of its requirements, which have two characters at least."""
+    return 10 + math.ceil(size(args[1]) * 0.1) + math.ceil(size(args[1]) * 0.5) * 50
+
+
+_COSTS: Final = {"check": _check_cost, "fieldSelector": _selector_cost, "labelSelector": _selector_cost}
+
+
 def _authorizer() -> list[Overload]:
     found = []
-    for line in _AUTHORIZER.split("\n"):
-        if line:
-            whole = re.sub(r"\b[A-Z]\w+", lambda name: f"kubernetes.authorization.{name[0]}", line)
-            found.append(declare(whole, _never))
+    for line in filter(None, _AUTHORIZER.split("\n")):
+        whole = re.sub(r"\b[A-Z]\w+", lambda name: f"kubernetes.authorization.{name[0]}", line)
+        cost = _COSTS.get(line[1 : line.index("(")], one)
+        found.append(declare(whole, _never, cost, cost))
     return found
 
 

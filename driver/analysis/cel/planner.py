@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from . import steps
-from .checker import NULL_VALUE, Checker
+from .checker import NULL_VALUE, PATTERNS, Checker
 from .errors import CompileError, EvaluationError, UnsupportedError
 from .frame import MISSING, Frame, Step, guarded
 from .times import Duration, Timestamp
@@ -81,8 +81,9 @@ class Planner:
         if function in ("_==_", "_!=_"):
             return steps.equality(*parts, same=function == "_==_")
         if function == "@in" and (values := _primitives(node.args[1])) is not None:
-            return steps.membership(parts[0], values)
-        call = steps.dispatch(self._checker.chosen[id(node)], parts)
+            return steps.membership(parts[0], values) if values else steps.constant(False)
+        hasty = name in PATTERNS and isinstance(node.args[node.target is None], Literal)  # compiled with the program
+        call = steps.dispatch(self._checker.chosen[id(node)], parts, hasty=hasty)
         return _folded(call, node, self._checker.source) if _is_constant(node) else call
 
     def _list(self, node: ListNode) -> Step:

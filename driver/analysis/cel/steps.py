@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from .errors import EvaluationError
+from .errors import CostError, EvaluationError
 from .formats import Format
 from .frame import MISSING, Failure, Frame, Step, guarded
 from .network import IP, Cidr
@@ -15,8 +15,6 @@ from .values import EMPTY, NONE, DomainMap, Optional, TypeValue, equal, no_overl
 
 _SINGLE: Final = (IP, Cidr, Url, Format)
 """Compared at the cost of one, whatever their size."""
-_FAILING: Final = {"check": 350_000}
-"""What a call costs that fails, where that is not one."""
 
 
 def restore(variables: dict[str, object], before: list[tuple[str, object]]) -> None:
@@ -237,13 +235,12 @@ def equality(left: Step, right: Step, *, same: bool) -> Step:
     """``==`` or, where not ``same``, ``!=``."""
 
     def run(frame: Frame) -> object:
-        try:
-            one, other = left(frame), right(frame)
-        except EvaluationError:
-            frame.cost += 1
-            raise
+        one, other = guarded(left, frame), guarded(right, frame)
         smaller = 1 if isinstance(one, _SINGLE) else min(size(one), size(other))
         frame.cost += 1 if smaller <= 10 and smaller else -(-smaller // 10)
+        for each in (one, other):
+            if isinstance(each, Failure):
+                raise each.error
         return equal(one, other) is same
 
     return run
@@ -259,27 +256,47 @@ def membership(item: Step, values: list[object]) -> Step:
     return run
 
 
-def dispatch(overloads: list[Overload], steps: list[Step]) -> Step:
-    """A function: the first overload that accepts the values."""
+def dispatch(overloads: list[Overload], steps: list[Step], *, hasty: bool = False) -> Step:
+    """A function: the first overload that accepts the values; ``hasty`` stops at the first argument that fails.
+
+    A call whose arguments were all worked out costs what it costs whether it comes to anything or not.
+    """
     costs = [each.cost if len(overloads) == 1 else each.unsure for each in overloads]
-    failing = _FAILING.get(overloads[0].name, 1)
 
     def run(frame: Frame) -> object:
-        try:
-            args = [step(frame) for step in steps]
-        except EvaluationError:
-            frame.cost += failing
-            raise
-        for overload, cost in zip(overloads, costs, strict=True):
-            if overload.accepts(args):
-                try:
-                    result = overload.run(*args)
-                except EvaluationError:
-                    frame.cost += failing
-                    raise
-                frame.spend(cost(args, result))
-                return result
-        frame.cost += failing
-        raise no_overload()
+        args, failure = _arguments(steps, frame, hasty or len(steps) > 2)
+        if failure is None:
+            for overload, cost in zip(overloads, costs, strict=True):
+                if overload.accepts(args):
+                    try:
+                        result = overload.run(*args)
+                    except EvaluationError:
+                        frame.spend(cost(args, None))
+                        raise
+                    frame.spend(cost(args, result))
+                    return result
+        if len(args) == len(steps):
+            frame.spend(costs[0](args, None))
+        raise failure or no_overload()
 
     return run
+
+
+def _arguments(steps: list[Step], frame: Frame, hasty: bool) -> tuple[list[object], EvaluationError | None]:
+    """The arguments of a call, and the first failure among them, which stands for the value.
+
+    Upstream works out the second of two even where the first failed, and nothing behind a failure otherwise.
+    """
+    args: list[object] = []
+    failure: EvaluationError | None = None
+    for step in steps:
+        try:
+            args.append(step(frame))
+        except CostError:
+            raise
+        except EvaluationError as error:
+            failure = failure or error
+            args.append(error)
+            if hasty:
+                break
+    return args, failure
