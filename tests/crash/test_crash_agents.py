@@ -95,10 +95,10 @@ class Node:
 
     def read(self) -> None:
         """Wait for three readings: what the first one changed is in the slices before the third one ends."""
-        ports = [entry["port"] for entry in self.scene.logged("metrics are served")]
+        served = self.scene.until(lambda: self.scene.logged("metrics are served"), "metrics")
 
         def count() -> float:
-            with urllib.request.urlopen(f"http://127.0.0.1:{ports[-1]}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{served[-1]['port']}/metrics", timeout=10) as answer:
                 lines = answer.read().decode().splitlines()
             return sum(float(line.split()[-1]) for line in lines if line.startswith(READINGS))
 
