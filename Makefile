@@ -15,6 +15,9 @@ BIN := .venv/bin
 UV_VERSION := 0.13.9
 UV := $(STAMPS)/uv/bin/uv
 
+# Tests that need what "make test" does not: Go, a cluster, a GPU, a quiet machine.
+APART := autoscaler bench cluster gpu kubelet oracle scheduler
+
 .PHONY: help demo test lint unit test-cluster test-oracle cluster cluster-down bench image env clean
 
 help: ## Say what can be made
@@ -32,7 +35,7 @@ lint: $(STAMPS)/env ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports
 
 unit: $(STAMPS)/env ## The tests alone
-	$(BIN)/pytest -m "not cluster and not gpu and not image" -n auto --dist loadfile --ignore tests/bench --ignore tests/cluster --ignore tests/kubelet --ignore tests/gpu $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not cluster and not gpu and not image" -n auto --dist loadfile $(foreach folder,$(APART),--ignore tests/$(folder)) $(PYTEST_ARGS)
 
 test-cluster: $(STAMPS)/env ## Build etcd, Kubernetes, containerd and runc, start them, run the cluster tests, take all down
 	$(BIN)/python -m hack.cluster test --k8s $(K8S) -- $(PYTEST_ARGS)
