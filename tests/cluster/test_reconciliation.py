@@ -1,4 +1,4 @@
-"""Claims that end without the kubelet: deleted by force under a running pod."""
+"""Claims that end without the kubelet: deleted by force under a running pod, or while the node's kubelet is away."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from driver.journal import Record, read
+from hack.cluster import lifecycle
 from hack.cluster.agent import Agent
-from hack.cluster.api import Api
+from hack.cluster.api import Api, path
+from hack.cluster.layout import Layout
 from hack.cluster.processes import wait_for
 from hack.cluster.scene import Namespace
 from native.mock import MockNode
@@ -83,3 +85,26 @@ def test_a_claim_that_is_deleted_by_force_under_its_pod_is_noticed_at_once_and_u
     assert files(hasty) == []
     namespace.wait_event("forced", "the driver has: its devices are free")
     namespace.delete_pod("p")
+
+
+def test_a_pod_that_is_deleted_by_force_while_its_kubelet_is_away_frees_its_gpu(
+    cluster: Layout, hasty: Agent, api: Api, namespace: Namespace, errors_expected: None
+) -> None:
+    namespace.template("single")
+    namespace.pod("p", template="single")
+    pod = namespace.running("p")
+    claim = pod["status"]["resourceClaimStatuses"][0]["resourceClaimName"]
+    wait_watched(hasty, claim)
+    lifecycle.stop_component(cluster, "kubelet")
+    try:
+        offset = hasty.log.stat().st_size
+        api.call("DELETE", path("pods", namespace.name, "p"), gracePeriodSeconds="0")
+        hasty.wait_message(NOTICED, offset, timeout=30)
+        wait_swept(hasty, claim, "deleted")
+        assert files(hasty) == []
+    finally:
+        lifecycle.start_component(cluster, "kubelet")
+    namespace.pod("next", template="single")
+    namespace.running("next")
+    namespace.delete_pod("next")
+    assert files(hasty) == []
