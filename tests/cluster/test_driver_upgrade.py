@@ -83,7 +83,8 @@ def test_pods_go_on_under_a_driver_upgrade_and_new_claims_get_the_new_driver_fro
     other_node: Start, cluster: Layout, api: Api, namespace: Namespace, noise: list[str], tmp_path: Path
 ) -> None:
     noise.append("was the driver upgraded")  # a claim comes before somebody has run nvidia-ctk for the new driver
-    node = other_node("h200", "--mig=dynamic", "--driver-retry-seconds=0.5", "--health-seconds=1", devices=8 * 26)
+    quick = ("--driver-retry-seconds=0.5", "--health-seconds=1", "--prepare-wait-seconds=1")
+    node = other_node("h200", "--mig=dynamic", *quick, devices=8 * 26)
     agent = Agent(cluster, "h200")
     before, process = node.profile.driver_version, agent.process
     run(namespace, "whole", tmp_path)
