@@ -73,7 +73,11 @@ class Worlds:
         if self._made is None or self._made[0] is not scenario:
             self.end()
             base = Path(tempfile.mkdtemp(prefix="c"))  # sockets of MPS daemons lie deep in it
-            self._made = scenario, World(scenario, base, self._patch)
+            try:
+                self._made = scenario, World(scenario, base, self._patch)
+            except BaseException:
+                shutil.rmtree(base)
+                raise
         try:
             yield self._made[1]
         except BaseException:

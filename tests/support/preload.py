@@ -5,11 +5,13 @@ The library is compiled where it is first needed (``preload.c``, which has the s
 
 from __future__ import annotations
 
+import atexit
 import enum
 import errno
 import functools
 import mmap
 import os
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -55,6 +57,7 @@ def library() -> Path:
         BuildError: there is no C compiler.
     """
     folder = Path(tempfile.mkdtemp(prefix="preload"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = folder / "preload.so"
     command = [build.compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(made)]
     subprocess.run([*command, str(_SOURCE), "-ldl"], check=True, timeout=60)
