@@ -121,6 +121,26 @@ def test_a_wait_ends_when_the_driver_goes(nvml: Nvml) -> None:
     assert nvml.code("nvmlEventSetFree", events) == 0
 
 
+def watches() -> int:
+    """How many inotify descriptors this process has: each set has one."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(link.readlink().name == "anon_inode:inotify" for link in links if link.is_symlink())
+
+
+def test_a_set_that_could_not_be_freed_goes_with_the_last_session(tmp_path: Path) -> None:
+    before = watches()
+    nvml = Nvml(MockNode.create(tmp_path / "root", "dgx-h100"))
+    freed, left = nvml.listen(nvml.gpu(0), 8), nvml.listen(nvml.gpu(1), 8)
+    assert watches() == before + 2
+    assert nvml.code("nvmlEventSetFree", freed) == 0
+    assert nvml.code("nvmlEventSetFree", freed) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    nvml.node.set_driver_loaded(False)
+    assert nvml.code("nvmlEventSetFree", left) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert watches() == before + 1
+    assert nvml.close() == 0
+    assert watches() == before
+
+
 def test_errors_are_counted_and_can_be_cleared_since_boot_only(nvml: Nvml, addresses: list[str], ask: Ask) -> None:
     nvml.node.ecc(addresses[0], single=5, double=1)
     code = """

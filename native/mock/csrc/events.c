@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <poll.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/inotify.h>
 #include <time.h>
@@ -13,12 +14,12 @@
 
 #include "mock.h"
 
-#define SET_MAGIC 0x65767431U
 #define LOOK_AT_LEAST_EVERY_MS 1000 /* a session can end under a wait without a write */
 #define LOOK_WITHOUT_A_WATCH_MS 25
 
 struct nvmlEventSet_st {
-    unsigned int magic;
+    struct nvmlEventSet_st *next;
+    unsigned int waits; /* threads that wait on it now */
     unsigned int size;
     uint64_t seen; /* sequence of the last event that was looked at */
     int changes;   /* inotify on the node file; -1: there is none to be had */
@@ -29,6 +30,12 @@ struct nvmlEventSet_st {
 };
 
 _Static_assert(sizeof(nvmlEventData_t) == 32, "nvmlEventData_t");
+
+/* All that were made and not freed. A driver that is away refuses to free one; the last shutdown frees what is left. */
+static struct {
+    pthread_mutex_t lock;
+    nvmlEventSet_t first;
+} sets = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static uint64_t last_event(void)
 {
@@ -64,7 +71,6 @@ nvmlReturn_t impl_nvmlEventSetCreate(nvmlEventSet_t *set)
     struct nvmlEventSet_st *made = malloc(sizeof(*made));
     if (made == NULL)
         return NVML_ERROR_MEMORY;
-    made->magic = SET_MAGIC;
     made->size = (unsigned int)mock_node()->gpu_count;
     made->seen = last_event();
     made->gpus = calloc((size_t)made->size + 1, sizeof(*made->gpus));
@@ -73,25 +79,67 @@ nvmlReturn_t impl_nvmlEventSetCreate(nvmlEventSet_t *set)
         return NVML_ERROR_MEMORY;
     }
     made->changes = watch_changes();
+    pthread_mutex_lock(&sets.lock);
+    made->next = sets.first;
+    sets.first = made;
+    pthread_mutex_unlock(&sets.lock);
     *set = made;
     return NVML_SUCCESS;
 }
 
-static bool is_set(nvmlEventSet_t set)
+static void let_go(nvmlEventSet_t set)
 {
-    return set != NULL && set->magic == SET_MAGIC;
-}
-
-nvmlReturn_t impl_nvmlEventSetFree(nvmlEventSet_t set)
-{
-    if (!is_set(set))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    set->magic = 0;
     if (set->changes >= 0)
         close(set->changes);
     free(set->gpus);
     free(set);
+}
+
+/* The place that leads to a set; NULL: there is no such set. With the lock held. */
+static nvmlEventSet_t *place_of(nvmlEventSet_t set)
+{
+    nvmlEventSet_t *place = &sets.first;
+    while (*place != NULL && *place != set)
+        place = &(*place)->next;
+    return *place != NULL ? place : NULL;
+}
+
+static bool is_set(nvmlEventSet_t set)
+{
+    pthread_mutex_lock(&sets.lock);
+    const bool found = set != NULL && place_of(set) != NULL;
+    pthread_mutex_unlock(&sets.lock);
+    return found;
+}
+
+nvmlReturn_t impl_nvmlEventSetFree(nvmlEventSet_t set)
+{
+    pthread_mutex_lock(&sets.lock);
+    nvmlEventSet_t *place = set != NULL ? place_of(set) : NULL;
+    if (place != NULL)
+        *place = set->next;
+    pthread_mutex_unlock(&sets.lock);
+    if (place == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    let_go(set);
     return NVML_SUCCESS;
+}
+
+/* Behind the last shutdown. A set that is waited on is left to its waiter. */
+void mock_free_event_sets(void)
+{
+    pthread_mutex_lock(&sets.lock);
+    nvmlEventSet_t *place = &sets.first;
+    while (*place != NULL) {
+        const nvmlEventSet_t set = *place;
+        if (set->waits > 0) {
+            place = &set->next;
+            continue;
+        }
+        *place = set->next;
+        let_go(set);
+    }
+    pthread_mutex_unlock(&sets.lock);
 }
 
 nvmlReturn_t impl_nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *eventTypes)
@@ -155,7 +203,7 @@ static int64_t now_ns(void)
 }
 
 /* What was reported before a GPU was lost is told first; then every wait on a set with a lost GPU ends at once. */
-static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct mock_event *event)
+static nvmlReturn_t look_until(nvmlEventSet_t set, unsigned int timeoutms, struct mock_event *event)
 {
     const int64_t until = now_ns() + (int64_t)timeoutms * NS_A_MS;
     for (;;) {
@@ -171,6 +219,14 @@ static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct 
             return NVML_ERROR_TIMEOUT;
         wait_for_change(set->changes, left);
     }
+}
+
+static nvmlReturn_t wait_for(nvmlEventSet_t set, unsigned int timeoutms, struct mock_event *event)
+{
+    __atomic_add_fetch(&set->waits, 1, __ATOMIC_ACQ_REL);
+    const nvmlReturn_t result = look_until(set, timeoutms, event);
+    __atomic_sub_fetch(&set->waits, 1, __ATOMIC_ACQ_REL);
+    return result;
 }
 
 static nvmlReturn_t wait_and_give(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeoutms, bool second)

@@ -48,6 +48,7 @@ nvmlReturn_t mock_set(const int64_t *field, int64_t value); /* a field of the no
 /* rules.c */
 nvmlReturn_t mock_rule(const char *function, nvmlDevice_t device, bool for_one_gpu);
 bool mock_refuses(const char *function, nvmlDevice_t device, unsigned int version); /* a struct of this version */
+void mock_free_event_sets(void);                            /* those that nobody freed */
 const char *mock_node_path(void);                           /* of the open node file */
 void mock_pause(int64_t milliseconds);
 

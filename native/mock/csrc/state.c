@@ -357,8 +357,10 @@ nvmlReturn_t mock_close(void)
 {
     pthread_mutex_lock(&mock.lock);
     nvmlReturn_t result = mock.references > 0 ? mock_rule("nvmlShutdown", NULL, false) : NVML_ERROR_UNINITIALIZED;
-    if (result == NVML_SUCCESS && __atomic_sub_fetch(&mock.references, 1, __ATOMIC_RELEASE) == 0)
+    if (result == NVML_SUCCESS && __atomic_sub_fetch(&mock.references, 1, __ATOMIC_RELEASE) == 0) {
+        mock_free_event_sets();
         rest(mock.current);
+    }
     pthread_mutex_unlock(&mock.lock);
     return result;
 }
