@@ -383,6 +383,9 @@ class Agent:
         problems = [problem for problem in report.problems if problem not in self._known_problems]
         for problem in problems:
             log.warning("%s: %s", problem.subject, problem.message)
+        for ref, problem in report.broken():
+            if problem in problems:
+                self._observer.claim_event(ref, "Warning", "DeviceLost", problem.message)
         self._known_problems = frozenset(report.problems)
         for done, text in (
             (report.undone, "undid what was under way"),
@@ -399,6 +402,8 @@ class Agent:
         if report.loaded:
             self._scribe.tell(lambda scribe: scribe.claims())
         count_prepared(self._preparer.prepared(), self._metrics)
+        if restarts := self._offering.new_restarts():
+            self._metrics.tell(lambda m: m.add("gpudra_mps_daemon_restarts_total", restarts))
         for record in with_other_hardware(before, self._preparer.prepared()):
             self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self._lookout.condition))
         self._patient.changed()
