@@ -9,10 +9,8 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from driver import settings as settings_module
@@ -217,18 +215,13 @@ def _serve(settings: Settings) -> int:
     postpone_asyncio()
     from driver import logs
     from driver.agent import Agent
+    from driver.cli import endings
     from kubeletplugin.operation import operation_id
 
     logs.setup(settings.log_level, lambda: operation_id.get() or None)
-    stop = threading.Event()
-
-    def end(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-
     # For whoever meets an agent that seems to hang: kill -USR2 writes the stacks of all threads to its log.
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    stop = endings.event()
     try:
         code = Agent(settings).run(stop)
     except Exception:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 from driver import settings as settings_module
@@ -40,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; exits with 0 then, with 1 where the folder cannot be served."""
     from driver import logs
+    from driver.cli import endings
     from driver.cli.main import UsageError
     from driver.prepare.sharing.daemons import DaemonError
     from driver.prepare.sharing.keeper import Keeper
@@ -49,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     except SettingsError as err:
         raise UsageError(str(err)) from err
     logs.setup(settings.log_level, lambda: None)
-    stopped = _wait_for_a_signal()
+    stopped = endings.caught()
     folder = Path(settings.mps_dir) / settings.driver_name
     keeper = Keeper(Path(settings.driver_root), folder, private_shm=not settings.plain_device_nodes)
     try:
@@ -60,21 +58,3 @@ def run(options: argparse.Namespace) -> int:
         logging.getLogger(__name__).error("%s", err)  # noqa: TRY400  the message says it all
         return 1
     return 0
-
-
-def _wait_for_a_signal() -> Callable[[], object]:
-    """Catches SIGTERM and SIGINT from now on; what is given back waits for one, and misses none that came before.
-
-    (The handler of one that comes right before a wait for a lock would run behind it.)
-    """
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.fileno())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: None)
-
-    def stopped() -> bytes:
-        with reader, writer:
-            return reader.recv(1)
-
-    return stopped
