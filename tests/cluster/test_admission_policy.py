@@ -177,7 +177,7 @@ def test_the_role_of_the_agent_reaches_nothing_else(token_of_node_a: Api) -> Non
     slices = {("resourceslices", verb) for verb in ("get", "list", "watch", "create", "update", "delete")}
     events = {("events", "create"), ("events", "patch")}
     claims = {
-        ("resourceclaims", "get"),
+        *(("resourceclaims", verb) for verb in ("get", "list", "watch")),
         ("resourceclaims/status", "patch"),
         ("resourceclaims/driver", "associated-node:patch"),
     }

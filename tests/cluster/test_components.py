@@ -68,7 +68,7 @@ def test_the_plain_agent_s_token_names_its_node_and_carries_the_daemonset_s_righ
     assert user["username"] == f"system:serviceaccount:{AGENT_NAMESPACE}:{access.AGENT_ACCOUNT}"
     assert user["extra"]["authentication.kubernetes.io/node-name"] == [NODE_NAME]
     assert agent.request("GET", path("nodes", None, NODE_NAME))[0] == 200
-    for forbidden in (path("pods"), path("secrets", "kube-system"), path("nodes"), path("resourceclaims")):
+    for forbidden in (path("pods"), path("secrets", "kube-system"), path("nodes"), path("deviceclasses")):
         assert agent.request("GET", forbidden)[0] == 403, forbidden
     agent.close()
 
