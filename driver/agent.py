@@ -92,7 +92,13 @@ class Agent:
         )
         self._offering = Offering(settings, self._discovery.inventory, self._let_go)
         self._preparer = make_preparer(
-            settings, self._pool_name, self._boot_id, self._discovery.inventory, self._session, self._offering
+            settings,
+            self._pool_name,
+            self._boot_id,
+            self._discovery.inventory,
+            self._session,
+            self._offering,
+            changed=self._discovery.request,
         )
         self._patient = PatientPreparer(self._preparer, settings.prepare_wait_seconds)
         self._lookout = Lookout(

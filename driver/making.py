@@ -41,6 +41,7 @@ def make_preparer(
     session: Callable[[], NvmlSession | None],
     offering: Offering,
     faults: Faults = no_faults,
+    changed: Callable[[], None] = lambda: None,
 ) -> Preparer:
     """What prepares claims with the driver's files, device nodes and steps that the settings name.
 
@@ -50,6 +51,7 @@ def make_preparer(
         session: the door to NVML; None before the first reading.
         offering: has steps of its own.
         faults: told of each crash point that is passed.
+        changed: called where the newest snapshot is found to be out of date.
     """
     root = Path(settings.driver_root)
     devices = settings.dev_path.parent
@@ -77,7 +79,7 @@ def make_preparer(
             hook_path=settings.cdi_hook,
         ),
         nodes=nodes,
-        steps=[MigStep(door, mig, nodes, lambda: boot_id, faults), *offering.steps()],
+        steps=[MigStep(door, mig, nodes, lambda: boot_id, faults, changed), *offering.steps()],
         mig=mig,
         boot_id=lambda: boot_id,
         faults=faults,

@@ -22,6 +22,8 @@ class Reason(enum.StrEnum):
     """The GPU is there, but lost, wedged, without its device node, or not the one that was prepared."""
     DEVICE_IN_USE = "DeviceInUse"
     """Another claim holds the same hardware."""
+    NODE_CHANGED = "NodeChanged"
+    """The hardware is not as the last reading of the node saw it; the node is read anew."""
     DRIVER_NOT_READY = "DriverNotReady"
     """There is no snapshot of the node yet, or NVIDIA's user-space driver is incomplete."""
     STATE_UNAVAILABLE = "StateUnavailable"

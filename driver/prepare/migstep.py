@@ -24,6 +24,7 @@ from driver.prepare.claimspec import partition_variable
 from driver.prepare.devices import DeviceNodes
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.miglook import Look, MigDoor, shortage
+from driver.prepare.migstanding import check_found, found_stands, is_ours, is_whole, named
 from driver.prepare.partition import PARTITION, Origin, PartitionRecord
 from driver.prepare.records import ClaimRecord, DeviceRecord
 from driver.prepare.resolve import standing
@@ -49,6 +50,7 @@ class MigStep(StepDefaults):
         nodes: asked whether the kernel knows an instance.
         boot_id: of the running system; None: unknown.
         faults: told of each crash point that is passed.
+        changed: called where the last reading of the node no longer tells what stands.
     """
 
     name = PARTITION
@@ -63,12 +65,14 @@ class MigStep(StepDefaults):
         nodes: DeviceNodes,
         boot_id: Callable[[], str | None],
         faults: Faults = no_faults,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._door = door
         self._mig = mig
         self._nodes = nodes
         self._boot_id = boot_id
         self._faults = faults
+        self._changed = changed
 
     # prepare
 
@@ -80,14 +84,13 @@ class MigStep(StepDefaults):
         for device in work.record.devices:
             gpu = work.inventory.at(device.address)
             partition = device.partition
-            if gpu is None or device.admin_access:
-                devices.append(device)
-            elif partition is not None and partition.origin is not Origin.FOUND:
-                devices.append(self._planned(device, partition, gpu, self._first_look(work, device)))
-            else:
-                if partition is None and self._is_switched(device, gpu):
-                    self._check_whole(device, gpu, self._first_look(work, device))
-                devices.append(device)
+            if gpu is not None and partition is not None and partition.origin is Origin.FOUND:
+                self._check_found(work, device, partition, gpu)
+            elif gpu is not None and partition is not None and not device.admin_access:
+                device = self._planned(device, partition, gpu, self._first_look(work, device))  # noqa: PLW2901 - planned
+            elif gpu is not None and not device.admin_access and self._is_switched(device, gpu):
+                self._check_whole(device, gpu, self._first_look(work, device))
+            devices.append(device)
         if tuple(devices) != work.record.devices:
             work.record = msgspec.structs.replace(work.record.with_devices(tuple(devices)), boot_id=self._boot_id())
 
@@ -112,6 +115,29 @@ class MigStep(StepDefaults):
             return True
         return all(self._is_right(device, work.inventory) for device in work.record.devices)
 
+    def serves(self, record: ClaimRecord) -> bool:
+        """Whether partitions that somebody else made stand as they were given: they go without a word to this driver.
+
+        Raises:
+            ClaimError: retryable; NVML does not tell.
+        """
+        looks: dict[str, Look] = {}
+        for device in record.devices:
+            partition = device.partition
+            if partition is not None and partition.origin is Origin.FOUND:
+                look = looks[device.address] = looks.get(device.address) or self._look(device)
+                if not found_stands(device, partition, look):
+                    return False
+        return True
+
+    def _check_found(self, work: Work, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu) -> None:
+        try:
+            check_found(device, partition, gpu, self._first_look(work, device))
+        except ClaimError as error:
+            if error.reason is Reason.NODE_CHANGED:
+                self._changed()
+            raise
+
     def _concerns(self, record: ClaimRecord) -> bool:
         """Whether there can be something to do: whole GPUs are looked at only where this driver switches their mode."""
         return self._mig is MigSupport.DYNAMIC or any(PARTITION in device.data for device in record.devices)
@@ -119,8 +145,8 @@ class MigStep(StepDefaults):
     def _planned(self, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look: Look) -> DeviceRecord:
         """The device as it is to be made; as it is where it stands already."""
         there = look.at(partition)
-        ours = there is not None and partition.origin in _OURS and _is_ours(device, partition, there)
-        if there is not None and ours and _is_whole(device, there):
+        ours = there is not None and partition.origin in _OURS and is_ours(device, partition, there)
+        if there is not None and ours and is_whole(device, there):
             return device
         if not ours:  # else it is what an interrupted attempt left, and is made anew
             self._check_room(device, partition, gpu, look)
@@ -143,27 +169,27 @@ class MigStep(StepDefaults):
             )
         in_the_way = look.in_the_way_of(partition.placement)
         if in_the_way:
-            named = ", ".join(_named(gpu, one) for one in in_the_way)
+            found = ", ".join(named(gpu, one) for one in in_the_way)
             raise ClaimError(
-                f"{device.device} cannot be made: {named} stands in its place, and no claim of this driver made it; "
+                f"{device.device} cannot be made: {found} stands in its place, and no claim of this driver made it; "
                 "destroy it with nvidia-smi mig -dci and -dgi, or delete the pod and the claim so that they are "
                 "scheduled again",
                 Reason.DEVICE_NOT_READY,
             )
         short = shortage(gpu, partition, look.instances)
         if short is not None:
-            named = ", ".join(_named(gpu, one) for one in look.instances)
+            found = ", ".join(named(gpu, one) for one in look.instances)
             raise ClaimError(
-                f"{device.device} cannot be made: GPU {device.address} has too few {short}; what stands on it: {named}",
+                f"{device.device} cannot be made: GPU {device.address} has too few {short}; what stands on it: {found}",
                 Reason.DEVICE_NOT_READY,
             )
 
     @staticmethod
     def _check_whole(device: DeviceRecord, gpu: Gpu, look: Look) -> None:
         if look.enabled and look.instances:
-            named = ", ".join(_named(gpu, one) for one in look.instances)
+            found = ", ".join(named(gpu, one) for one in look.instances)
             raise ClaimError(
-                f"{device.device} cannot be used as a full GPU: {named} stands on it, and no claim of this driver made "
+                f"{device.device} cannot be used as a full GPU: {found} stands on it, and no claim of this driver made "
                 "it; destroy it with nvidia-smi mig -dci and -dgi, or delete the pod and the claim so that they are "
                 "scheduled again",
                 Reason.DEVICE_NOT_READY,
@@ -232,7 +258,7 @@ class MigStep(StepDefaults):
         if not self._nodes.has_instance(gpu, partition.gpu_instance, partition.compute_instance):
             return False
         instance = self._look(device).at(partition)
-        return instance is not None and _is_whole(device, instance)
+        return instance is not None and is_whole(device, instance)
 
     def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
         """A word in the CDI file by which a partition that was made is known, should the checkpoint be lost."""
@@ -285,7 +311,7 @@ class MigStep(StepDefaults):
         """A look at the GPU, and what stands there that was made for the claim."""
         look = self._look(device)
         instance = look.at(partition) if look.uuid == partition.parent else None
-        ours = instance is not None and _is_ours(device, partition, instance)
+        ours = instance is not None and is_ours(device, partition, instance)
         return look, instance if ours else None
 
     def _destroy(self, device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> None:
@@ -349,21 +375,6 @@ def _may_stand(error: ClaimError) -> bool:
     return isinstance(cause, NvmlTimeoutError) or (isinstance(cause, NvmlError) and cause.call.startswith(_DESCRIBED))
 
 
-def _is_ours(device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> bool:
-    """Whether a GPU instance in the partition's place is the one that was made for it."""
-    if partition.origin is Origin.MAKING:
-        return True  # nothing stood there before
-    if partition.gpu_instance != instance.id:
-        return False
-    uuids = {one.uuid for one in instance.compute_instances}
-    return not device.uuid or not uuids or device.uuid in uuids
-
-
-def _is_whole(device: DeviceRecord, instance: GpuInstance) -> bool:
-    """Whether a GPU instance has the compute instance that the claim was told of."""
-    return device.uuid in {one.uuid for one in instance.compute_instances}
-
-
 def _destroy_compute(address: str, gpu_instance: int, compute_instance: int, nvml: Nvml) -> None:
     nvml.destroy_compute_instance(address, gpu_instance, compute_instance)
 
@@ -390,10 +401,3 @@ def _with_nothing_made(record: ClaimRecord, first: int) -> ClaimRecord:
             planned = msgspec.structs.replace(partition, origin=Origin.PLANNED)
             record = _with_device(record, position, device.with_partition(planned, ""))
     return record
-
-
-def _named(gpu: Gpu, instance: GpuInstance) -> str:
-    profile = gpu.profile(instance.profile_id)
-    name = profile.name if profile is not None else f"of profile {instance.profile_id}"
-    last = instance.placement.start + instance.placement.size - 1
-    return f"GPU instance {instance.id} ({name}, memory slices {instance.placement.start} to {last})"

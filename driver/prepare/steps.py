@@ -107,8 +107,9 @@ class Step(Protocol):
         """Whether nothing of the change is left."""
 
     def serves(self, record: ClaimRecord) -> bool:
-        """Whether what containers of a prepared claim need is still there, as far as this process knows without a look
-        at the hardware. False: Prepare does it again instead of answering from the record."""
+        """Whether what containers of a prepared claim need is still there. A look at the hardware is only for what goes
+        without this driver's doing. False: Prepare does it again instead of answering from the record. ClaimError: it
+        cannot be looked at."""
 
     def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
         """What containers get by it: name of the CDI device (``DeviceRecord.cdi_device``) -> edits. After ``do``."""
@@ -255,7 +256,7 @@ class Plan:
         return all(step.is_done(work) for step in self._steps)
 
     def serves(self, record: ClaimRecord) -> bool:
-        """Whether a prepared claim may be answered from its record."""
+        """Whether a prepared claim may be answered from its record. ClaimError: it cannot be looked at."""
         return all(step.serves(record) for step in self._steps)
 
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:

@@ -1,9 +1,10 @@
 """Holds a claim's Prepare back for a short while when what it waits for is likely to come.
 
-The kubelet repeats a failed Prepare only when it looks at the pod again, which may take more than a minute. Two
-failures pass much sooner: the driver's first reading of the node just after its start, and a GPU whose former claim is
+The kubelet repeats a failed Prepare only when it looks at the pod again, which may take more than a minute. Three
+failures pass much sooner: the driver's first reading of the node just after its start; a GPU whose former claim is
 still being undone, as after a forced deletion of a pod (the scheduler hands the GPU out as soon as the pod is gone from
-the API, the kubelet's Unprepare comes later). Such claims are tried again as soon as something has changed.
+the API, the kubelet's Unprepare comes later); a GPU that somebody partitioned anew after the last reading. Such claims
+are tried again as soon as something has changed.
 
 Unprepare of a partition needs NVML, and waits for it in the same way: this driver itself lets go of NVML for a moment
 when it hands another GPU over to a virtual machine.
@@ -23,7 +24,7 @@ from driver.prepare.state import Answers, Preparer
 
 log = logging.getLogger(__name__)
 
-PASSING = frozenset({Reason.DRIVER_NOT_READY, Reason.DEVICE_IN_USE})
+PASSING = frozenset({Reason.DRIVER_NOT_READY, Reason.DEVICE_IN_USE, Reason.NODE_CHANGED})
 """Failures that end without anybody's doing."""
 
 RECHECK_SECONDS = 2.0

@@ -340,6 +340,20 @@ def test_admin_access_looks_at_a_partition_that_stands_and_makes_none(make: Make
     node.nothing_left()
 
 
+def test_admin_access_is_not_given_to_a_partition_that_went_after_the_last_reading(make: Make) -> None:
+    node = make()
+    name = node.name("1g.18gb", 6)
+    node.prepared("u1", name)
+    node.read()
+    assert node.unprepare("u1") is None
+    assert node.refused("admin", name, adminAccess=True).reason is Reason.NODE_CHANGED
+    node.prepared("u2", name)
+    assert node.refused("admin", name, adminAccess=True).reason is Reason.NODE_CHANGED
+    node.read()
+    node.prepared("admin", name, adminAccess=True)
+    assert uuids(node, "admin") == uuids(node, "u2")
+
+
 def test_without_nvml_a_partition_cannot_be_undone_and_its_record_stays(make: Make) -> None:
     node = make()
     node.prepared("u1", node.name("1g.18gb", 6))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from driver.model import MigSupport
-from driver.prepare import Reason
+from driver.prepare import ClaimError, PatientPreparer, Reason
 from native.mock import MockNode
-from tests.support.mignodes import MigNode
+from tests.support.mignodes import MigNode, claim
 
 Make = Callable[..., MigNode]
 
@@ -39,6 +39,12 @@ def destroy(node: MigNode, start: int) -> None:
     (found,) = [one for one in node.node.instances(node.node.profile.gpus[0].address) if one.start == start]
     node.node.nvidia_smi("mig", "-i", "0", "-dci", "-gi", str(found.id))
     node.node.nvidia_smi("mig", "-i", "0", "-dgi", "-gi", str(found.id))
+
+
+def make_anew(node: MigNode) -> None:
+    """What stands in the first slice becomes another partition of the same profile."""
+    destroy(node, 0)
+    node.node.nvidia_smi("mig", "-i", "0", "-cgi", "19:0", "-C")
 
 
 def uuid_of(node: MigNode, uid: str) -> str:
@@ -92,13 +98,91 @@ def test_what_an_administrator_makes_and_destroys_is_seen_with_the_next_reading(
 
 
 @pytest.mark.bug("B94")
-def test_between_two_readings_a_destroyed_partition_is_noticed_by_its_nodes(make: Make) -> None:
-    node = make("19:0")
+def test_between_two_readings_a_destroyed_partition_is_an_error_that_names_what_stands(make: Make) -> None:
+    node = make("19:0", "9:4")
     destroy(node, 0)
     error = node.refused("u1", node.name("1g.12gb", 0))
+    assert error.reason is Reason.NODE_CHANGED
     assert not error.permanent
-    assert "was destroyed" in str(error)
+    assert f"no MIG device {node.name('1g.12gb', 0)} on GPU {node.gpu().uuid} now: it was destroyed" in str(error)
+    assert "3g.47gb, memory slices 4 to 7" in str(error)
+    assert node.asked == 1
     assert not node.spec("u1").exists()
+    assert node.preparer.prepared() == ()
+
+
+@pytest.mark.bug("B88")
+def test_between_two_readings_a_partition_that_was_made_anew_is_not_given_under_its_old_uuid(make: Make) -> None:
+    node = make("19:0")
+    before = node.gpu().partitions[0].uuid
+    make_anew(node)
+    error = node.refused("u1", node.name("1g.12gb", 0))
+    assert error.reason is Reason.NODE_CHANGED
+    assert f"was MIG device {before} at the last reading" in str(error)
+    assert not node.spec("u1").exists()
+    assert node.asked == 1
+    after = node.read().gpus[0].partitions[0].uuid
+    node.prepared("u1", node.name("1g.12gb", 0))
+    assert uuid_of(node, "u1") == after != before
+
+
+@pytest.mark.bug("B88")
+def test_a_claim_waits_for_the_reading_that_it_asked_for_and_gets_what_stands(make: Make) -> None:
+    node = make("19:0")
+    make_anew(node)
+    patient = PatientPreparer(node.preparer, 30.0)
+
+    def read_anew() -> None:
+        node.read()
+        patient.changed()
+
+    node.on_ask = read_anew
+    answer = patient.prepare({"u1": claim("u1", node.name("1g.12gb", 0))})["u1"]
+    assert not isinstance(answer, ClaimError), answer
+    assert uuid_of(node, "u1") == node.gpu().partitions[0].uuid
+    assert node.asked == 1
+
+
+@pytest.mark.bug("B88")
+def test_another_partition_on_the_same_slices_is_not_given_in_its_place(make: Make) -> None:
+    node = make("19:0")
+    destroy(node, 0)
+    node.node.nvidia_smi("mig", "-i", "0", "-cgi", "14:0", "-C")  # 2g.24gb, with the same ids
+    error = node.refused("u1", node.name("1g.12gb", 0))
+    assert "2g.24gb, memory slices 0 to 1" in str(error)
+    assert node.spec("u1").exists() is False
+
+
+def test_a_part_of_a_partition_is_not_given_for_all_of_it(make: Make) -> None:
+    node = make("9:4")
+    (found,) = node.node.instances(node.node.profile.gpus[0].address)
+    node.node.nvidia_smi("mig", "-i", "0", "-dci", "-gi", str(found.id))
+    node.node.nvidia_smi("mig", "-i", "0", "-cci", "0", "-gi", str(found.id))  # 1c.3g.47gb
+    assert "it was destroyed" in str(node.refused("u1", node.name("3g.47gb", 4)))
+
+
+@pytest.mark.bug("B88")
+def test_a_repeated_prepare_is_not_answered_with_a_uuid_that_is_gone(make: Make) -> None:
+    node = make("19:0")
+    name = node.name("1g.12gb", 0)
+    first = node.prepared("u1", name)
+    assert node.prepared("u1", name) == first
+    make_anew(node)
+    assert node.refused("u1", name).reason is Reason.NODE_CHANGED
+    node.read()
+    assert "somebody partitioned the GPU anew" in str(node.refused("u1", name))
+    assert node.unprepare("u1") is None
+    node.prepared("u1", name)
+
+
+def test_the_partition_of_a_gpu_that_is_lost_is_not_given(make: Make) -> None:
+    node = make("19:0")
+    node.node.set_gpu_state(node.node.profile.gpus[0].address, "lost")
+    error = node.refused("u1", node.name("1g.12gb", 0))
+    assert error.reason is Reason.DEVICE_NOT_READY
+    assert "is lost" in str(error)
+    node.node.set_gpu_state(node.node.profile.gpus[0].address, "ok")
+    node.prepared("u1", node.name("1g.12gb", 0))
 
 
 @pytest.mark.bug("B94")

@@ -39,6 +39,10 @@ def nothing(point: str) -> None:
     """Pass every crash point."""
 
 
+def not_at_all() -> None:
+    """Do nothing."""
+
+
 @dataclass
 class MigNode:
     """A mock node with a driver process, which may be started again over the same state."""
@@ -52,6 +56,9 @@ class MigNode:
     seen: NodeInventory | None = None
     """The inventory that the driver works with: as of the last ``read``."""
     reader: NodeReader | None = None
+    asked: int = 0
+    """How often the driver asked for another reading."""
+    on_ask: Callable[[], None] = not_at_all
     preparer: Preparer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +77,7 @@ class MigNode:
             capabilities=lambda *ids: capability_minor(self.node.root / "proc", *ids),
         )
         door = MigDoor(lambda: reader.session, 20.0)
-        steps = [MigStep(door, self.mig, nodes, self.boot_id, lambda point: self.faults(point))]
+        steps = [MigStep(door, self.mig, nodes, self.boot_id, lambda point: self.faults(point), self.ask)]
         self.preparer = Preparer(
             DRIVER,
             POOL,
@@ -86,6 +93,10 @@ class MigNode:
             patience=self.patience,
         )
         return self.preparer
+
+    def ask(self) -> None:
+        self.asked += 1
+        self.on_ask()
 
     def boot_id(self) -> str | None:
         return self.boot or read_boot_id(self.node.root / "proc")
