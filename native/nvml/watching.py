@@ -2,7 +2,8 @@
 
 A wait never holds up a reading, and a reading never holds up an event. What goes wrong is a state that is told and
 mended: no driver, a replaced library, a GPU that is lost (NVML does not say which: each is asked, the dead one is left
-out, the others go on in a new set), a GPU that cannot be registered (asked again now and then, unless it never will).
+out, the others go on in a new set, and what happens between the two sets is not heard), a GPU that cannot be registered
+(asked again now and then, unless it never will).
 """
 
 from __future__ import annotations

@@ -163,6 +163,7 @@ def test_events_of_the_others_are_heard_while_one_gpu_is_lost(
 ) -> None:
     _, watcher, heard = watched
     dgx.set_gpu_state(addresses(dgx)[3], "lost")
+    until(lambda: len(watcher.state.registered) == 7)
     dgx.xid(addresses(dgx)[0], 48)
     until(lambda: any(event.xid == 48 for event in heard))
     dgx.set_gpu_state(addresses(dgx)[3], "ok")
