@@ -14,7 +14,7 @@ from driver.later import Later
 from driver.metrics import Deferred, Metrics
 from driver.model import Gpu, NodeInventory, Placement
 from driver.names import DeviceName
-from driver.prepare import ClaimError, ClaimRecord, ClaimRef, Origin, PatientPreparer
+from driver.prepare import ClaimError, ClaimRecord, ClaimRef, Origin, PatientPreparer, is_remnant
 from driver.publish import PoolDocument
 from kubeletplugin import api
 
@@ -38,6 +38,7 @@ def resources(pool: PoolDocument) -> api.DriverResources:
 
 def count_prepared(records: Sequence[ClaimRecord], metrics: Deferred) -> None:
     """Tell the metrics what is prepared."""
+    records = [record for record in records if not is_remnant(record)]
     devices = Counter(kind_of(device.device) for record in records for device in record.devices)
 
     def tell(to: Metrics) -> None:
@@ -221,7 +222,8 @@ def device_statuses(record: ClaimRecord, condition: Condition = lambda _device: 
 def with_other_hardware(before: Iterable[ClaimRecord], now: Iterable[ClaimRecord]) -> list[ClaimRecord]:
     """The claims whose devices are others than before: a partition that is made again may get another UUID."""
     known = {record.ref.uid: record.hardware for record in before}
-    return [record for record in now if known.get(record.ref.uid, record.hardware) != record.hardware]
+    there = [record for record in now if not is_remnant(record)]
+    return [record for record in there if known.get(record.ref.uid, record.hardware) != record.hardware]
 
 
 def _error(error: ClaimError) -> api.PrepareError:

@@ -19,7 +19,7 @@ from driver.bridge import AgentObserver, count_prepared, device_statuses
 from driver.later import Later
 from driver.metrics import Deferred, Metrics
 from driver.model import GpuState, NodeInventory
-from driver.prepare import ClaimError, ClaimRecord, ClaimRef
+from driver.prepare import ClaimError, ClaimRecord, ClaimRef, is_remnant
 from driver.settings import FIELDS, Settings, listed
 from kubeletplugin import api
 
@@ -215,6 +215,10 @@ class Lookout:
         )
         self._watching.start()
 
+    def _held_claims(self) -> list[ClaimRecord]:
+        """Without what is left of claims that were unprepared while a GPU was lost: nobody can let go of that."""
+        return [record for record in self._agent.records() if not is_remnant(record)]
+
     def _start_reconciler(self) -> None:
         from driver.reconcile import Reconciler
         from driver.reconcile.loop import GRACE_SECONDS, SETTLE_SECONDS
@@ -223,7 +227,7 @@ class Lookout:
         agent, settings = self._agent, self._agent.settings
         reconciler = self._reconciler = Reconciler(
             agent.client,
-            agent.records,
+            self._held_claims,
             agent.unprepare,
             driver_name=settings.driver_name,
             pool_name=agent.pool,

@@ -12,6 +12,7 @@ from driver.prepare.migstep import MigStep
 from driver.prepare.partition import Origin
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 from driver.prepare.recovery import Recovery
+from driver.prepare.remnant import is_remnant
 from driver.prepare.session import read_boot_id
 from driver.prepare.state import PreparedDevice, Preparer
 from driver.prepare.steps import Step, StepDefaults, Work
@@ -41,5 +42,6 @@ __all__ = [
     "Step",
     "StepDefaults",
     "Work",
+    "is_remnant",
     "read_boot_id",
 ]

@@ -20,7 +20,7 @@ from native.nvml.types import GpuSnapshot, NvmlSnapshot
 
 T = TypeVar("T")
 
-_GONE = frozenset({NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND, NvmlReturn.GPU_IS_LOST})
+_GONE = frozenset({NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND})
 _NO_MIG = frozenset({NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND})
 """Of the mode: the GPU or the driver has none. Any other code leaves open whether something stands there."""
 
@@ -41,12 +41,14 @@ class Look(msgspec.Struct, frozen=True):
     """MIG on one GPU, as it was a moment ago."""
 
     present: bool
-    """False: the driver does not know the GPU (any more), or it is lost: nothing stands on it."""
+    """False: the driver does not know the GPU (any more), so that nothing stands on it; or it is lost."""
     uuid: str | None
     enabled: bool
     """MIG mode."""
     instances: tuple[GpuInstance, ...]
     """Those that stand, whoever made them."""
+    lost: bool = False
+    """NVML says that the GPU is lost: what stood on it stands again if it answers without having been reset."""
 
     def at(self, partition: PartitionRecord) -> GpuInstance | None:
         """The GPU instance in a partition's place, of the same profile."""
@@ -132,6 +134,9 @@ class MigDoor:
 
 def _look(address: str, gpu: GpuSnapshot) -> Look:
     code = gpu.codes.get("handle")
+    listed = gpu.mig.codes.get("instances") if gpu.mig is not None else None
+    if NvmlReturn.GPU_IS_LOST in (code, gpu.codes.get("mig_mode"), listed):
+        return Look(present=False, uuid=None, enabled=False, instances=(), lost=True)
     if code in _GONE:
         return Look(present=False, uuid=None, enabled=False, instances=())
     enabled = gpu.mig_mode is not None and gpu.mig_mode[0]
@@ -140,7 +145,7 @@ def _look(address: str, gpu: GpuSnapshot) -> Look:
     if unknown in _NO_MIG:
         unknown = None
     if code is not None or unknown is not None or (enabled and instances is None):
-        why = code or unknown or (gpu.mig.codes.get("instances", 0) if gpu.mig is not None else 0)
+        why = code or unknown or listed or 0
         raise ClaimError(
             f"cannot read the MIG instances of GPU {address}: {code_name(why)}; run the agent as root; if it is, see "
             "the kernel log",

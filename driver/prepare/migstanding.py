@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driver.model import Gpu, Placement
 from driver.prepare.errors import ClaimError, Reason
-from driver.prepare.miglook import Look
+from driver.prepare.miglook import Look, shortage
 from driver.prepare.partition import Origin, PartitionRecord
 from driver.prepare.records import DeviceRecord
 from native.nvml.migtypes import ComputeInstance, GpuInstance
@@ -33,6 +33,44 @@ def named(gpu: Gpu, instance: GpuInstance) -> str:
     return f"GPU instance {instance.id} ({name}, memory slices {instance.placement.start} to {last})"
 
 
+def check_room(device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look: Look) -> None:
+    """Whether a partition can be made in its place. ClaimError: retryable; something is in the way."""
+    if not look.enabled and not gpu.switches_mig_freely:
+        raise ClaimError(
+            f"{device.device} cannot be made: MIG mode is off on GPU {device.address}, and this board switches it "
+            f"only with a reset; run `nvidia-smi -i {device.address} -mig 1` on the host when nobody uses it",
+            Reason.DEVICE_NOT_READY,
+        )
+    in_the_way = look.in_the_way_of(partition.placement)
+    if in_the_way:
+        found = ", ".join(named(gpu, one) for one in in_the_way)
+        raise ClaimError(
+            f"{device.device} cannot be made: {found} stands in its place, and no claim of this driver made it; "
+            "destroy it with nvidia-smi mig -dci and -dgi, or delete the pod and the claim so that they are "
+            "scheduled again",
+            Reason.DEVICE_NOT_READY,
+        )
+    short = shortage(gpu, partition, look.instances)
+    if short is not None:
+        found = ", ".join(named(gpu, one) for one in look.instances)
+        raise ClaimError(
+            f"{device.device} cannot be made: GPU {device.address} has too few {short}; what stands on it: {found}",
+            Reason.DEVICE_NOT_READY,
+        )
+
+
+def check_whole(device: DeviceRecord, gpu: Gpu, look: Look) -> None:
+    """Whether a GPU can be used as a whole. ClaimError: retryable; a partition that is nobody's stands on it."""
+    if look.enabled and look.instances:
+        found = ", ".join(named(gpu, one) for one in look.instances)
+        raise ClaimError(
+            f"{device.device} cannot be used as a full GPU: {found} stands on it, and no claim of this driver made "
+            "it; destroy it with nvidia-smi mig -dci and -dgi, or delete the pod and the claim so that they are "
+            "scheduled again",
+            Reason.DEVICE_NOT_READY,
+        )
+
+
 def found_stands(device: DeviceRecord, partition: PartitionRecord, look: Look) -> bool:
     """Whether a partition that somebody else made stands under the ids and the UUID that the record has of it."""
     instance = _instance(partition, look)
@@ -53,12 +91,7 @@ def check_found(device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look
         ClaimError: retryable. NodeChanged where another reading will tell what stands now, DeviceNotReady where the
             GPU does not answer.
     """
-    if not look.present:
-        raise ClaimError(
-            f"{device.device} cannot be used now: GPU {device.address} is lost, or NVML does not know it any more; see "
-            "the kernel log",
-            Reason.DEVICE_NOT_READY,
-        )
+    check_present(device, look)
     instance = _instance(partition, look)
     there = None if instance is None else _in_place(partition, gpu, instance)
     if instance is None or there is None or there.uuid is None:
@@ -74,6 +107,16 @@ def check_found(device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look
             f"{device.device} was MIG device {device.uuid} at the last reading of the node and is {there.uuid} now: "
             "somebody partitioned the GPU anew; the node is read again, and the next attempt gets what stands there",
             Reason.NODE_CHANGED,
+        )
+
+
+def check_present(device: DeviceRecord, look: Look) -> None:
+    """Whether the GPU answers. ClaimError: retryable; it does not."""
+    if not look.present:
+        raise ClaimError(
+            f"{device.device} cannot be used now: GPU {device.address} is lost, or NVML does not know it any more; see "
+            "the kernel log",
+            Reason.DEVICE_NOT_READY,
         )
 
 

@@ -23,10 +23,19 @@ from driver.prepare.cdi import ContainerEdits
 from driver.prepare.claimspec import partition_variable
 from driver.prepare.devices import DeviceNodes
 from driver.prepare.errors import ClaimError, Reason
-from driver.prepare.miglook import Look, MigDoor, shortage
-from driver.prepare.migstanding import check_found, found_stands, is_ours, is_whole, named
+from driver.prepare.miglook import Look, MigDoor
+from driver.prepare.migstanding import (
+    check_found,
+    check_present,
+    check_room,
+    check_whole,
+    found_stands,
+    is_ours,
+    is_whole,
+)
 from driver.prepare.partition import PARTITION, Origin, PartitionRecord
 from driver.prepare.records import ClaimRecord, DeviceRecord
+from driver.prepare.remnant import LostGpuError, is_remnant
 from driver.prepare.resolve import standing
 from driver.prepare.steps import Faults, StepDefaults, Work, no_faults
 from native.nvml.errors import NvmlError, NvmlTimeoutError
@@ -89,7 +98,7 @@ class MigStep(StepDefaults):
             elif gpu is not None and partition is not None and not device.admin_access:
                 device = self._planned(device, partition, gpu, self._first_look(work, device))  # noqa: PLW2901 - planned
             elif gpu is not None and not device.admin_access and self._is_switched(device, gpu):
-                self._check_whole(device, gpu, self._first_look(work, device))
+                check_whole(device, gpu, self._first_look(work, device))
             devices.append(device)
         if tuple(devices) != work.record.devices:
             work.record = msgspec.structs.replace(work.record.with_devices(tuple(devices)), boot_id=self._boot_id())
@@ -144,12 +153,13 @@ class MigStep(StepDefaults):
 
     def _planned(self, device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look: Look) -> DeviceRecord:
         """The device as it is to be made; as it is where it stands already."""
+        check_present(device, look)
         there = look.at(partition)
         ours = there is not None and partition.origin in _OURS and is_ours(device, partition, there)
         if there is not None and ours and is_whole(device, there):
             return device
         if not ours:  # else it is what an interrupted attempt left, and is made anew
-            self._check_room(device, partition, gpu, look)
+            check_room(device, partition, gpu, look)
         making = msgspec.structs.replace(
             partition,
             origin=Origin.MAKING,
@@ -158,42 +168,6 @@ class MigStep(StepDefaults):
             switches=gpu.switches_mig_freely,
         )
         return device.with_partition(making, "")
-
-    @staticmethod
-    def _check_room(device: DeviceRecord, partition: PartitionRecord, gpu: Gpu, look: Look) -> None:
-        if not look.enabled and not gpu.switches_mig_freely:
-            raise ClaimError(
-                f"{device.device} cannot be made: MIG mode is off on GPU {device.address}, and this board switches it "
-                f"only with a reset; run `nvidia-smi -i {device.address} -mig 1` on the host when nobody uses it",
-                Reason.DEVICE_NOT_READY,
-            )
-        in_the_way = look.in_the_way_of(partition.placement)
-        if in_the_way:
-            found = ", ".join(named(gpu, one) for one in in_the_way)
-            raise ClaimError(
-                f"{device.device} cannot be made: {found} stands in its place, and no claim of this driver made it; "
-                "destroy it with nvidia-smi mig -dci and -dgi, or delete the pod and the claim so that they are "
-                "scheduled again",
-                Reason.DEVICE_NOT_READY,
-            )
-        short = shortage(gpu, partition, look.instances)
-        if short is not None:
-            found = ", ".join(named(gpu, one) for one in look.instances)
-            raise ClaimError(
-                f"{device.device} cannot be made: GPU {device.address} has too few {short}; what stands on it: {found}",
-                Reason.DEVICE_NOT_READY,
-            )
-
-    @staticmethod
-    def _check_whole(device: DeviceRecord, gpu: Gpu, look: Look) -> None:
-        if look.enabled and look.instances:
-            found = ", ".join(named(gpu, one) for one in look.instances)
-            raise ClaimError(
-                f"{device.device} cannot be used as a full GPU: {found} stands on it, and no claim of this driver made "
-                "it; destroy it with nvidia-smi mig -dci and -dgi, or delete the pod and the claim so that they are "
-                "scheduled again",
-                Reason.DEVICE_NOT_READY,
-            )
 
     def _make(self, work: Work, position: int, device: DeviceRecord, partition: PartitionRecord) -> None:
         address = device.address
@@ -273,23 +247,33 @@ class MigStep(StepDefaults):
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
         """Destroy what was made for the claim, and nothing else. Of an earlier boot nothing stands any more.
 
-        One partition that cannot be destroyed now keeps none of the others.
+        One partition that cannot be destroyed now keeps none of the others. LostGpuError: nothing is left but what is
+        on GPUs that are lost.
         """
         failures = []
+        lost = []
         for device, partition in self._made(record):
             try:
-                self._take_back(record, device, partition)
+                if not self._take_back(record, device, partition):
+                    lost.append(device)
             except ClaimError as error:
                 failures.append(error)
         if failures:
             raise failures[0]
+        if lost:
+            if not is_remnant(record):
+                self._changed()  # it may answer again before anybody else has seen that it is lost
+            raise LostGpuError(lost)
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Whether nothing stands that was made for the claim."""
         return all(self._standing(device, partition)[1] is None for device, partition in self._made(record))
 
-    def _take_back(self, record: ClaimRecord, device: DeviceRecord, partition: PartitionRecord) -> None:
+    def _take_back(self, record: ClaimRecord, device: DeviceRecord, partition: PartitionRecord) -> bool:
+        """Whether nothing stands any more; False: nobody can tell, the GPU is lost."""
         look, instance = self._standing(device, partition)
+        if look.lost:
+            return False
         if instance is not None:
             self._destroy(device, partition, instance)
             left = tuple(one for one in look.instances if one.id != instance.id)
@@ -298,6 +282,7 @@ class MigStep(StepDefaults):
             log.warning("%s is left alone: it is not the one that claim %s had", device.device, record.ref)
         if look.present and look.enabled and not look.instances and partition.switches:
             self._switch_off(device)
+        return True
 
     def _made(self, record: ClaimRecord) -> list[tuple[DeviceRecord, PartitionRecord]]:
         """What was made for a claim, or may have been, and can still stand."""

@@ -10,6 +10,7 @@ from driver.model import NodeInventory, Problem
 from driver.prepare.claims import ClaimRef
 from driver.prepare.errors import ClaimError, storage_error
 from driver.prepare.records import ClaimRecord, Phase
+from driver.prepare.remnant import LostGpuError, remnant
 from driver.prepare.resolve import ReplacedError
 from driver.prepare.session import Session
 from driver.prepare.specfolder import SpecFolder
@@ -78,8 +79,7 @@ class _Context(msgspec.Struct, frozen=True):
 def _recover_claim(context: _Context, record: ClaimRecord) -> None:
     try:
         if record.phase is not Phase.PREPARED:
-            context.shop.undo(record)
-            context.session.commit({record.ref.uid: None}, frees=True)
+            _undo(context, record)
             context.report.undone.append(record.ref.uid)
             context.report.records[record.ref.uid] = record
         elif record.devices:
@@ -89,6 +89,18 @@ def _recover_claim(context: _Context, record: ClaimRecord) -> None:
         context.report.records[record.ref.uid] = record
         if record.phase is Phase.PREPARED:
             context.report.waiting.append(record.ref.uid)
+
+
+def _undo(context: _Context, record: ClaimRecord) -> None:
+    """Undo unfinished work. ClaimError: not in full; what is left of it is in the record."""
+    try:
+        context.shop.undo(record)
+    except LostGpuError as error:
+        rest = remnant(record, error.left)
+        if rest != record:
+            context.session.commit({record.ref.uid: rest}, frees=True)
+        raise
+    context.session.commit({record.ref.uid: None}, frees=True)
 
 
 def _verify(context: _Context, record: ClaimRecord) -> None:

@@ -22,6 +22,7 @@ from driver.prepare.edits import EditsSource
 from driver.prepare.effective import effective_configs
 from driver.prepare.errors import ClaimError, Reason, storage_error
 from driver.prepare.records import ClaimRecord, Phase
+from driver.prepare.remnant import LostGpuError, aside, remnant
 from driver.prepare.resolve import check_names, conflict, same_allocation
 from driver.prepare.session import Session, read_boot_id
 from driver.prepare.specfolder import SpecFolder
@@ -235,8 +236,7 @@ class Preparer:
         for job in jobs:
             uid = job.record.ref.uid
             try:
-                if self._clear(job):
-                    changes[uid] = None  # nothing is left of what the record says
+                changes.update(self._clear(job))
                 # Claims of this call may share a device: each is held to those before it, which no record shows yet.
                 job.work.others = [*job.work.others, *(other.record for other in ready)]
                 self._shop.check(job.work)
@@ -262,16 +262,21 @@ class Preparer:
                     results[uid] = None
         self._finish(ready, results, answers)
 
-    def _clear(self, job: Job) -> bool:
+    def _clear(self, job: Job) -> dict[str, ClaimRecord | None]:
         """Undo what the claim holds from an interrupted or another allocation before it is prepared anew.
 
         Returns:
-            Whether there was something. ClaimError: it could not be undone.
+            What changes in the records by that. ClaimError: it could not be undone.
         """
         if job.stored is None or job.again:
-            return False
-        self._shop.undo(job.stored)
-        return True
+            return {}
+        changes: dict[str, ClaimRecord | None] = {job.stored.ref.uid: None}
+        try:
+            self._shop.undo(job.stored)
+        except LostGpuError as error:
+            left = aside(remnant(job.stored, error.left), self._session.records.keys())
+            changes[left.ref.uid] = left
+        return changes
 
     def _finish(self, jobs: Sequence[Job], results: Mapping[str, ClaimRecord | None], answers: Answers) -> None:
         done = {uid: record for uid, record in results.items() if record is not None}
@@ -335,13 +340,16 @@ class Preparer:
             # answered below is synced, for a claim that was unprepared is never asked about again.
             self._session.commit(intents, frees=True, sync=False)
             self._faults("u1")
+            results: dict[str, ClaimRecord | None] = {}
             for uid, record in known.items():
                 try:
                     self._shop.undo(record)
-                    answers[uid] = None
+                    answers[uid] = results[uid] = None
+                except LostGpuError as error:
+                    answers[uid], results[uid] = None, remnant(record, error.left)
                 except ClaimError as error:
                     answers[uid] = error
-            self._session.commit({uid: None for uid, error in answers.items() if error is None}, frees=True)
+            self._session.commit(results, frees=True)
             self._faults("u4")
         except ClaimError as error:
             answers.update({uid: error for uid in known if answers.get(uid) is None})

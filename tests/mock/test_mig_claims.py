@@ -366,11 +366,3 @@ def test_without_nvml_a_partition_cannot_be_undone_and_its_record_stays(make: Ma
     node.node.set_driver_loaded(True)
     assert node.unprepare("u1") is None
     node.nothing_left()
-
-
-def test_of_a_gpu_that_is_lost_nothing_is_left_to_destroy(make: Make) -> None:
-    node = make()
-    node.prepared("u1", node.name("1g.18gb", 6))
-    node.node.set_gpu_state(node.node.profile.gpus[0].address, "lost")
-    assert node.unprepare("u1") is None
-    assert node.preparer.prepared() == ()

@@ -116,3 +116,9 @@ def test_a_claim_that_was_swept_is_told_as_an_event_a_count_and_a_record(room: R
 
 def test_news_of_claims_before_the_reconciler_is_there_is_no_fault(room: Room) -> None:
     room.lookout.claims_changed()
+
+
+def test_what_is_left_of_a_claim_on_a_lost_gpu_is_not_looked_for_at_the_api_server(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    room.records = [record(REF), record(OTHER, data={"mig": {"lost": True}})]
+    assert [one.ref for one in room.lookout._held_claims()] == [REF]

@@ -19,8 +19,9 @@ from driver.bridge import (
 from driver.metrics import Deferred
 from driver.model import Gpu, GpuState, MigMode, MigPartition, NodeInventory, PciAddress, Placement
 from driver.node import LINKS, HiddenLinks
-from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase
+from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase, is_remnant
 from driver.prepare.partition import PartitionRecord
+from driver.prepare.remnant import remnant
 from driver.publish import PoolDocument
 from native.nvml.types import NvmlSnapshot
 from tests.support.nodes import address, nvml, nvml_gpu, switch_links
@@ -69,6 +70,24 @@ def test_a_claim_has_other_hardware_where_its_partition_was_made_again_under_ano
     assert with_other_hardware([before, whole], [again, whole]) == [again]
     assert with_other_hardware([whole], [whole, again]) == [], "one that is new says so itself"
     assert with_other_hardware([before, whole], [whole]) == []
+
+
+def test_what_is_left_of_a_claim_on_a_lost_gpu_is_neither_counted_nor_told() -> None:
+    before = record(part(Origin.MADE, 0), part(Origin.MADE))
+    left = remnant(before, before.devices[:1])
+    assert is_remnant(left)
+    assert not is_remnant(before)
+    assert with_other_hardware([before], [left]) == []
+    told: dict[str, float] = {}
+
+    class Seen:
+        def set(self, name: str, value: float, **labels: str) -> None:
+            told[name] = told.get(name, 0) + value
+
+    metrics = Deferred()
+    count_prepared([left], metrics)
+    metrics.attach(Seen())  # type: ignore[arg-type]
+    assert told == {"gpudra_prepared_claims": 0, "gpudra_prepared_devices": 0}
 
 
 def test_kinds_are_told_by_the_name() -> None:

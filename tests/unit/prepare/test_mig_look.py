@@ -81,10 +81,20 @@ def test_without_mig_mode_nothing_stands() -> None:
     assert (look.present, look.enabled, look.instances) == (True, False, ())
 
 
-@pytest.mark.parametrize("code", [NvmlReturn.NOT_FOUND, NvmlReturn.GPU_IS_LOST, NvmlReturn.GPU_NOT_FOUND])
+@pytest.mark.parametrize("code", [NvmlReturn.NOT_FOUND, NvmlReturn.GPU_NOT_FOUND])
 def test_on_a_gpu_that_is_gone_nothing_stands(code: NvmlReturn) -> None:
     look = door(nvml_gpu(AT, codes={"handle": code})).look(AT)
     assert (look.present, look.enabled, look.instances) == (False, False, ())
+    assert not look.lost
+
+
+def test_of_a_gpu_that_is_lost_nobody_can_tell_what_stands_whichever_call_says_so() -> None:
+    lost = int(NvmlReturn.GPU_IS_LOST)
+    listing = divided(instances=None, codes=MappingProxyType({"instances": lost}))
+    for answer in (nvml_gpu(AT, codes={"handle": lost}), nvml_gpu(AT, codes={"mig_mode": lost}), listing):
+        look = door(answer).look(AT)
+        assert look.lost
+        assert not look.present
 
 
 def test_a_gpu_that_does_not_answer_is_not_taken_for_an_empty_one() -> None:

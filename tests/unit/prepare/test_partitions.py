@@ -16,6 +16,7 @@ from driver.model import MigMode, MigPartition, Placement
 from driver.prepare import ClaimError, ClaimRecord, ClaimRef, DeviceRecord, Phase, Reason
 from driver.prepare.partition import PARTITION, Origin, PartitionRecord
 from driver.prepare.records import record_from_json, record_to_json
+from driver.prepare.remnant import aside, is_remnant, remnant
 from driver.prepare.resolve import conflict
 from tests.unit.prepare.prepare_node import POOL, FakeNode, claim, device, gpu, ref, result
 
@@ -125,6 +126,18 @@ def test_a_partition_comes_back_from_the_file_as_it_was(
     stored = json.loads(json.dumps(record_to_json(record)))
     assert record_from_json("u1", stored) == record
     assert record_from_json("u1", stored).devices[0].partition == partition
+
+
+def test_what_is_left_of_a_claim_is_its_partition_alone_and_comes_back_from_the_file() -> None:
+    lost = part(4, 4, uuid="MIG-1").with_data("sharing", {"interval": "Long"})
+    prepared = of("u1", lost, whole("0000:1c:00.0", "GPU-1"), boot_id="boot", data={"mps": {"pid": 7}})
+    rest = remnant(prepared, [lost])
+    assert is_remnant(rest)
+    assert record_from_json("u1", json.loads(json.dumps(record_to_json(rest)))) == rest == remnant(rest, rest.devices)
+    assert (rest.phase, rest.boot_id, rest.hardware) == (Phase.UNPREPARING, "boot", lost.hardware)
+    assert [device.data.keys() for device in rest.devices] == [{PARTITION}]
+    assert aside(rest, ()).ref == ClaimRef("ns", "claim-u1", "u1-lost-1")
+    assert aside(rest, ["u1-lost-1"]).ref.uid == "u1-lost-2"
 
 
 def test_data_of_other_steps_is_kept_and_absent_data_is_not_written() -> None:
