@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from native.mock import profiles
+
 from . import processes
-from .api import Api
+from .api import JSON, Api
 from .layout import DRIVER_NAME, NODE_NAME, ClusterError, Layout
 from .processes import Process
 
@@ -165,12 +167,19 @@ class Agent:
         return {name: float(value) for name, _, value in samples}
 
     def wait_published(self, api: Api, devices: int, timeout: float = 30.0) -> None:
-        """Wait until the node's slices hold exactly so many devices."""
+        """Wait until the node's slices hold exactly so many devices, all of them of this agent's own GPUs: those of an
+        agent that was here before stay until this one has published."""
+        own = [gpu.address.replace(":", "-").replace(".", "-") for gpu in profiles.load(self.profile).gpus]
+
+        def there(slices: dict[str, JSON]) -> bool:
+            names = [device["name"] for item in slices.values() for device in item["spec"].get("devices", [])]
+            return len(names) == devices and all(any(label in name for label in own) for name in names)
+
         api.wait_all(
             "resourceslices",
             None,
-            lambda slices: device_count(slices.values()) == devices,
-            f"{devices} devices published",
+            there,
+            f"{devices} devices of this node published",
             timeout,
             f"spec.driver={DRIVER_NAME}",
         )
