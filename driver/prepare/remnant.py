@@ -20,6 +20,8 @@ from driver.prepare.partition import PARTITION
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
 
 _LOST = "lost"
+_STEM = 48
+"""Characters of a UID (which has 36) that leave room for more within the 63 that a UID may have."""
 
 
 class LostGpuError(ClaimError):
@@ -57,5 +59,6 @@ def aside(rest: ClaimRecord, uids: Collection[str]) -> ClaimRecord:
 
     Only records know it: no claim of the API server has such a UID.
     """
-    uid = next(name for number in itertools.count(1) if (name := f"{rest.ref.uid}-lost-{number}") not in uids)
+    stem = rest.ref.uid[:_STEM]
+    uid = next(name for number in itertools.count(1) if (name := f"{stem}-lost-{number}") not in uids)
     return msgspec.structs.replace(rest, ref=msgspec.structs.replace(rest.ref, uid=uid))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from driver.model import MigMode, MigPartition, Placement
 from driver.prepare import ClaimError, ClaimRecord, ClaimRef, DeviceRecord, Phase, Reason
+from driver.prepare.claims import is_claim_uid
 from driver.prepare.partition import PARTITION, Origin, PartitionRecord
 from driver.prepare.records import record_from_json, record_to_json
 from driver.prepare.remnant import aside, is_remnant, remnant
@@ -138,6 +139,7 @@ def test_what_is_left_of_a_claim_is_its_partition_alone_and_comes_back_from_the_
     assert [device.data.keys() for device in rest.devices] == [{PARTITION}]
     assert aside(rest, ()).ref == ClaimRef("ns", "claim-u1", "u1-lost-1")
     assert aside(rest, ["u1-lost-1"]).ref.uid == "u1-lost-2"
+    assert is_claim_uid(aside(remnant(of("u" * 63, lost), [lost]), ()).ref.uid)
 
 
 def test_data_of_other_steps_is_kept_and_absent_data_is_not_written() -> None:
