@@ -135,7 +135,7 @@ class MigDoor:
 def _look(address: str, gpu: GpuSnapshot) -> Look:
     code = gpu.codes.get("handle")
     listed = gpu.mig.codes.get("instances") if gpu.mig is not None else None
-    if NvmlReturn.GPU_IS_LOST in (code, gpu.codes.get("mig_mode"), listed):
+    if _is_lost(gpu):
         return Look(present=False, uuid=None, enabled=False, instances=(), lost=True)
     if code in _GONE:
         return Look(present=False, uuid=None, enabled=False, instances=())
@@ -151,7 +151,22 @@ def _look(address: str, gpu: GpuSnapshot) -> Look:
             "the kernel log",
             Reason.DEVICE_NOT_READY,
         )
+    if gpu.uuid is None:
+        raise ClaimError(
+            f"cannot tell what stands on GPU {address}, for NVML gives no UUID for it: "
+            f"{code_name(gpu.codes.get('uuid', 0))}; see the kernel log",
+            Reason.DEVICE_NOT_READY,
+        )
     return Look(present=True, uuid=gpu.uuid, enabled=enabled, instances=instances or ())
+
+
+def _is_lost(gpu: GpuSnapshot) -> bool:
+    """Whether any of the calls says so by which it is known what stands there: the GPU may be lost between two."""
+    codes = [gpu.codes.get(name) for name in ("handle", "uuid", "mig_mode")]
+    if gpu.mig is not None:
+        codes += gpu.mig.codes.values()
+        codes += [device.codes.get("uuid") for device in gpu.mig.devices or ()]
+    return NvmlReturn.GPU_IS_LOST in codes
 
 
 _REMEDIES = {

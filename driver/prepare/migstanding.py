@@ -25,6 +25,17 @@ def is_whole(device: DeviceRecord, instance: GpuInstance) -> bool:
     return device.uuid in {one.uuid for one in instance.compute_instances}
 
 
+def check_told(device: DeviceRecord, partition: PartitionRecord, instance: GpuInstance) -> None:
+    """Whether it can be told whose a GPU instance in the partition's place is. ClaimError: retryable; it cannot."""
+    untold = device.uuid and any(one.uuid is None for one in instance.compute_instances)
+    if untold and partition.gpu_instance == instance.id:
+        raise ClaimError(
+            f"cannot tell whether {device.device} stands, for NVML gives no UUID for what is in its place on GPU "
+            f"{device.address} (GPU instance {instance.id}); see the kernel log",
+            Reason.DEVICE_NOT_READY,
+        )
+
+
 def named(gpu: Gpu, instance: GpuInstance) -> str:
     """A GPU instance in words."""
     profile = gpu.profile(instance.profile_id)

@@ -28,6 +28,7 @@ from driver.prepare.migstanding import (
     check_found,
     check_present,
     check_room,
+    check_told,
     check_whole,
     found_stands,
     is_ours,
@@ -296,6 +297,8 @@ class MigStep(StepDefaults):
         """A look at the GPU, and what stands there that was made for the claim."""
         look = self._look(device)
         instance = look.at(partition) if look.uuid == partition.parent else None
+        if instance is not None:
+            check_told(device, partition, instance)
         ours = instance is not None and is_ours(device, partition, instance)
         return look, instance if ours else None
 

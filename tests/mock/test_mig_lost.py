@@ -219,7 +219,7 @@ def test_what_a_crash_left_on_a_gpu_that_is_lost_by_now_is_undone_later(make: Ma
     node.nothing_left()
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances"])
+@pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances", "nvmlDeviceGetUUID"])
 def test_a_gpu_may_be_lost_in_the_middle_of_a_look(make: Make, function: str) -> None:
     node = make()
     node.prepared("u1", node.name("1g.18gb", 6))
@@ -228,6 +228,20 @@ def test_a_gpu_may_be_lost_in_the_middle_of_a_look(make: Make, function: str) ->
     assert list(kept(node)) == ["u1"]
     node.node.set_failures([])
     assert node.preparer.recover().undone == ["u1"]
+    node.nothing_left()
+
+
+@pytest.mark.bug("B62")
+def test_while_no_uuid_can_be_read_what_stands_is_not_taken_for_somebody_elses(make: Make) -> None:
+    node = make()
+    node.prepared("u1", node.name("1g.18gb", 6))
+    node.node.set_failures([Failure("nvmlDeviceGetUUID", int(NvmlReturn.UNKNOWN))])
+    error = node.unprepare("u1")
+    assert error is not None
+    assert "gives no UUID" in str(error)
+    assert node.instances() == [("1g.18gb", 6)]
+    node.node.set_failures([])
+    assert node.unprepare("u1") is None
     node.nothing_left()
 
 

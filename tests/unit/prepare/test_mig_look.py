@@ -19,7 +19,7 @@ from native.nvml.errors import (
     NvmlReturn,
     NvmlTimeoutError,
 )
-from native.nvml.migtypes import GpuInstance, MigState
+from native.nvml.migtypes import GpuInstance, MigDevice, MigState
 from native.nvml.migtypes import Placement as Slices
 from native.nvml.protocol import Nvml
 from native.nvml.types import GpuSnapshot, NvmlSnapshot
@@ -91,7 +91,9 @@ def test_on_a_gpu_that_is_gone_nothing_stands(code: NvmlReturn) -> None:
 def test_of_a_gpu_that_is_lost_nobody_can_tell_what_stands_whichever_call_says_so() -> None:
     lost = int(NvmlReturn.GPU_IS_LOST)
     listing = divided(instances=None, codes=MappingProxyType({"instances": lost}))
-    for answer in (nvml_gpu(AT, codes={"handle": lost}), nvml_gpu(AT, codes={"mig_mode": lost}), listing):
+    single = [nvml_gpu(AT, uuid=None, codes={name: lost}) for name in ("handle", "uuid", "mig_mode")]
+    unnamed = MigDevice(0, None, 2, 0, None, None, MappingProxyType({"uuid": lost}))
+    for answer in (*single, listing, divided(HALF, devices=(unnamed,))):
         look = door(answer).look(AT)
         assert look.lost
         assert not look.present
@@ -108,6 +110,12 @@ def test_instances_that_may_not_be_listed_are_not_taken_for_none() -> None:
     codes = MappingProxyType({"instances": int(NvmlReturn.NO_PERMISSION)})
     with pytest.raises(ClaimError, match=r"NO_PERMISSION.*run the agent as root"):
         door(divided(instances=None, codes=codes)).look(AT)
+
+
+def test_a_gpu_without_a_uuid_may_be_any_and_is_not_taken_for_an_empty_one() -> None:
+    with pytest.raises(ClaimError, match=r"gives no UUID for it: UNKNOWN") as caught:
+        door(nvml_gpu(AT, uuid=None, codes={"uuid": NvmlReturn.UNKNOWN})).look(AT)
+    assert not caught.value.permanent
 
 
 def test_without_nvml_the_kubelet_is_to_try_again() -> None:
