@@ -268,6 +268,7 @@ class Run:
                 claim.unsure = claim.replaced = True
         if self.world.partitions is not None:
             address, partitions = self.world.partitions
+            self.node.node.set_failures([])  # tools that fail would be called again until they succeed
             self.node.node.nvidia_smi("-i", address, "-mig", "1")
             self.node.node.nvidia_smi("mig", "-i", address, "-cgi", partitions, "-C")
 
