@@ -65,10 +65,10 @@ class Ward:
         )
 
     def wait_record(self, kind: str, device: str, **data: object) -> None:
-        """Wait until the newest record of a kind about a device says this."""
+        """Wait until the newest record of a kind about a device (and a taint's key, where one is given) says this."""
 
         def written() -> bool:
-            newest = self.records(kind, device)[-1:]
+            newest = [one for one in self.records(kind, device) if one.get("key") == data.get("key")][-1:]
             return bool(newest) and {key: newest[0].get(key) for key in data} == data
 
         self.agent.wait(written, f"{data} of {device} in the journal")
