@@ -157,13 +157,13 @@ counts, and the next change is written over the oldest, in place. To read it:
 
     jq -s 'max_by(.data.sequence).data.claims' checkpoint.json
 
-A change waits for the disk once, and only for its own blocks: a Prepare before anything is done, an Unprepare before it
-is answered. (A new file that is renamed makes the disk commit its journal, and with it whatever else is being written
-on the node.) Every line has a checksum over its data as it stands there, and its number a checksum of its own. A line that
-a killed process left half written is told from a damaged one, because its beginning is written last. Where the newest
-line is damaged, the whole file is kept as `checkpoint.json.damaged-N`, the line before serves, and its claims are in
-doubt until the kubelet or their files bear them out; after a reboot they are not, for nothing of the lost change is in
-use. A file that is lost altogether is made up for from the CDI folder.
+A change waits for the disk once, and only for its own blocks: a Prepare before anything is done, an Unprepare before
+it is answered. (A new file that is renamed makes the disk commit its journal, and with it whatever else is being
+written on the node.) Every line has a checksum over its data as it stands there, and its number a checksum of its
+own. A line that a killed process left half written is told from a damaged one, because its beginning is written last.
+Where the newest line is damaged, the whole file is kept as `checkpoint.json.damaged-N`, the line before serves, and
+its claims are in doubt until the kubelet or their files bear them out; after a reboot they are not, for nothing of
+the lost change is in use. A file that is lost altogether is made up for from the CDI folder.
 
 ## When a claim is gone and the kubelet does not come
 
