@@ -15,8 +15,14 @@ from collections.abc import Callable
 import msgspec
 
 from driver.model import NodeInventory
+from kubeletplugin.ratelimit import TokenBucket
 
 log = logging.getLogger(__name__)
+
+
+AT_ONCE = 10
+"""Requested readings that follow each other without a pause; further ones have a second each. What asks for a reading
+because of what a reading has shown (a GPU whose instances cannot be listed) must not keep the node busy for ever."""
 
 
 class DriverUnavailableError(Exception):
@@ -59,6 +65,7 @@ class Discovery:
         self._retry_seconds = retry_seconds
         self._looked = looked
         self._measured = measured
+        self._pace = TokenBucket(1.0, AT_ONCE)
         self._condition = threading.Condition()
         self._requested = True
         self._stopping = False
@@ -99,6 +106,8 @@ class Discovery:
             with self._condition:
                 pause = self._rescan_seconds if self._view.unavailable is None else self._retry_seconds
                 self._condition.wait_for(lambda: self._requested or self._stopping, timeout=pause)
+                if self._requested:
+                    self._condition.wait_for(lambda: self._stopping, timeout=self._pace.take())
                 if self._stopping:
                     return
                 self._requested = False

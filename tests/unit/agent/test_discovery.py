@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from driver.discovery import Discovery, DriverUnavailableError, View
+from driver.discovery import AT_ONCE, Discovery, DriverUnavailableError, View
 from driver.model import NodeInventory
+from kubeletplugin.ratelimit import TokenBucket
 
 PATIENCE = 10.0
 
@@ -96,6 +97,37 @@ def test_a_request_brings_the_next_reading_forward(running: Callable[..., Discov
     discovery.request()
     script.until(lambda: len(script.views) == 2)
     assert script.views[-1].inventory == node("2")
+
+
+def test_readings_that_ask_for_the_next_one_follow_each_other_at_a_bounded_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As while NVML does not list the instances of a GPU: each reading says that it must be read again."""
+    taken: list[float] = []
+
+    class Pace(TokenBucket):
+        def take(self) -> float:
+            taken.append(super().take())
+            return 0.0 if taken[-1] == 0.0 else 3600.0  # so that the loop stands where it has to wait
+
+    monkeypatch.setattr("driver.discovery.TokenBucket", Pace)
+    script = Script(node("580"))
+    loop: Discovery
+
+    def read() -> NodeInventory:
+        loop.request()
+        return script.read()
+
+    loop = Discovery(read, script.changed, rescan_seconds=3600, retry_seconds=3600, measured=script.measured)
+    loop.start()
+    script.until(lambda: len(script.failures) == AT_ONCE)
+    until_waiting = threading.Event()
+    while len(taken) <= AT_ONCE:
+        until_waiting.wait(0.001)
+    loop.stop(PATIENCE)
+    assert taken[:AT_ONCE] == [0.0] * AT_ONCE
+    assert taken[AT_ONCE] > 0.0
+    assert script.count == AT_ONCE
 
 
 def test_an_absent_driver_is_told_once_and_looked_for_until_it_comes(running: Callable[..., Discovery]) -> None:
