@@ -212,15 +212,17 @@ class Run:
         return not self.troubles
 
     def trouble(self, name: str, heal: Callable[[], None]) -> None:
-        """Something is wrong from now on."""
-        self.troubles.setdefault(name, heal)
+        """Something is wrong from now on. What is wrong already ends as it was to end; what was healed and has not been
+        looked at since is wrong anew."""
+        if self.troubles.get(name, _healed) is _healed:
+            self.troubles[name] = heal
 
     def heal(self) -> None:
         """End all that is wrong."""
         ends, self.troubles = self.troubles, {}
         for end in ends.values():
             end()
-        self.troubles = dict.fromkeys(ends, lambda: None)
+        self.troubles = dict.fromkeys(ends, _healed)
 
     def rest(self) -> None:
         """Everything is mended, the agent has seen it, no answer is owed: now everything must agree."""
@@ -286,6 +288,10 @@ class Run:
             self.unprepare(claim)
         self.rest()
         soakchecks.at_the_end(self)
+
+
+def _healed() -> None:
+    """Ends a trouble that has ended, and whose traces the agent may not have mended yet."""
 
 
 def claim_document(name: str, requests: list[JSON]) -> JSON:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 
 from tests.soak.soakloop import soak
-from tests.soak.soakrun import WORLDS
+from tests.soak.soaknode import SoakNode
+from tests.soak.soakrun import WORLDS, Run
 
 EVENTS = 60
 SEED = 7
@@ -32,3 +34,16 @@ def test_whatever_happens_devices_records_files_and_hardware_agree_and_nothing_i
     result = soak(world, SEED, EVENTS)
     assert sum(result.counts.values()) >= EVENTS
     assert result.rests >= 2
+
+
+def test_what_goes_wrong_again_after_a_reboot_has_mended_it_is_mended_again() -> None:
+    ended: list[str] = []
+    run = Run(WORLDS["sharing"], cast("SoakNode", None), random.Random(SEED))
+    run.trouble("failing calls", lambda: ended.append("first"))
+    run.trouble("failing calls", lambda: ended.append("beside it"))
+    run.heal()
+    assert not run.calm, "the agent has yet to see it"
+    run.trouble("failing calls", lambda: ended.append("second"))
+    run.heal()
+    run.heal()
+    assert ended == ["first", "second"]
