@@ -87,7 +87,7 @@ class Lookout:
 
     def view(self, inventory: NodeInventory) -> tuple[NodeInventory, dict[str, list[api.JSON]]]:
         """What is to be published of a snapshot, and with which taints."""
-        well = all(gpu.state is GpuState.READY for gpu in inventory.gpus)
+        well = all(gpu.state is GpuState.READY and gpu.partitions_known for gpu in inventory.gpus)
         if self._watch is None and well and not (self._agent.settings.state_dir / HEALTH_FILE).exists():
             self._seen_well = inventory
             return inventory, {}  # the way to the first slice, where nothing is known to be wrong

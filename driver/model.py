@@ -268,6 +268,8 @@ class Gpu:
     only while MIG mode is on)."""
     partitions: tuple[MigPartition, ...] = ()
     """The MIG devices that stand on it, in the order of their places."""
+    partitions_known: bool = True
+    """False: NVML did not tell all that stands on it. ``partitions`` may lack some, and nothing follows from that."""
     mig_settled: bool = True
     """False: somebody was changing the partitions while they were read; read again soon."""
     compute_mode: str | None = None

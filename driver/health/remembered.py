@@ -57,12 +57,12 @@ class Remembered:
         for gpu in inventory.gpus:
             self._gone_since.pop(gpu.address, None)
             if gpu.state is GpuState.READY:
-                self._well[gpu.address] = gpu
+                self._well[gpu.address] = _with_partitions(gpu, self._well.get(gpu.address))
             elif gpu.state is GpuState.UNBOUND:  # somebody took it away on purpose
                 self._well.pop(gpu.address, None)
             shown.append(self._well.get(gpu.address, gpu))
         missing = [gpu for address, gpu in list(self._well.items()) if address not in present and self._is_kept(gpu)]
-        if not missing and all(gpu.state is GpuState.READY for gpu in inventory.gpus):
+        if not missing and all(is_well(gpu) for gpu in inventory.gpus):
             self._whole = inventory
             return inventory
         gpus = tuple(sorted((*shown, *missing), key=lambda gpu: gpu.address))
@@ -88,6 +88,29 @@ class Remembered:
         groups = {gpu.address: gpu.nvlink_group for gpu in whole.gpus}
         gpus = tuple(replace(gpu, nvlink_group=groups[gpu.address]) for gpu in inventory.gpus)
         return replace(inventory, gpus=gpus, nvlink_groups=whole.nvlink_groups)
+
+
+def is_well(gpu: Gpu) -> bool:
+    """Whether a reading tells all that is published of a GPU."""
+    return gpu.state is GpuState.READY and gpu.partitions_known
+
+
+def _theirs(gpu: Gpu) -> tuple[str | None, ...]:
+    """The partitions that this driver did not make."""
+    return tuple(one.uuid for one in gpu.partitions if not one.managed)
+
+
+def _with_partitions(gpu: Gpu, before: Gpu | None) -> Gpu:
+    """The GPU; where NVML does not tell what stands on it, with what is known to have stood there."""
+    if gpu.partitions_known or before is None or not before.partitions_known or before.uuid != gpu.uuid:
+        return gpu
+    return replace(
+        gpu,
+        mig=gpu.mig or before.mig,
+        mig_profiles=before.mig_profiles,
+        partitions=before.partitions,
+        partitions_known=True,
+    )
 
 
 class Album:
@@ -118,8 +141,8 @@ class Album:
         return stored.node if stored.boot is not None and stored.boot == self._boot_id else None
 
     def keep(self, node: NodeInventory) -> None:
-        """Write it, if GPUs or the driver are others than at the last time."""
-        essence = node.driver_version, tuple((gpu.address, gpu.uuid, gpu.mig) for gpu in node.gpus)
+        """Write it, if GPUs, what others made on them, or the driver are others than at the last time."""
+        essence = node.driver_version, tuple((gpu.address, gpu.uuid, gpu.mig, _theirs(gpu)) for gpu in node.gpus)
         if essence == self._kept:
             return
         if self._file.write(msgspec.json.encode(_Stored(self._boot_id, node))):

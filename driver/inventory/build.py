@@ -145,7 +145,13 @@ def _described(gpu: Gpu, read: GpuSnapshot, host: HostTopology, problems: list[P
 
 def _divided(gpu: Gpu, mig: GpuMig, problems: list[Problem]) -> Gpu:
     problems.extend(Problem(str(gpu.address), remark) for remark in mig.remarks)
-    return replace(gpu, mig_profiles=mig.profiles, partitions=mig.partitions, mig_settled=mig.settled)
+    return replace(
+        gpu,
+        mig_profiles=mig.profiles,
+        partitions=mig.partitions,
+        partitions_known=mig.known,
+        mig_settled=mig.settled,
+    )
 
 
 def _field_problems(address: PciAddress, read: GpuSnapshot) -> Iterable[Problem]:

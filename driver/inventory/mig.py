@@ -38,6 +38,8 @@ class GpuMig:
 
     profiles: tuple[MigProfile, ...] = ()
     partitions: tuple[MigPartition, ...] = ()
+    known: bool = True
+    """Whether ``partitions`` are all that there are: a list that NVML refuses is not an empty one."""
     settled: bool = True
     remarks: tuple[str, ...] = ()
 
@@ -49,8 +51,9 @@ def mig_of(gpu: GpuSnapshot, minors: InstanceMinors) -> GpuMig:
     on it. Without the right to list instances (NO_PERMISSION) no partition is known.
     """
     state = gpu.mig
+    is_known = gpu.codes.get("mig_mode", NvmlReturn.NOT_SUPPORTED) in _ORDINARY
     if state is None:
-        return GpuMig()
+        return GpuMig(known=is_known)
     remarks = [_refused(what, code) for what, code in state.codes.items() if code not in _ORDINARY]
     profiles = {profile.id: profile for profile in state.profiles or ()}
     known = {
@@ -60,7 +63,9 @@ def mig_of(gpu: GpuSnapshot, minors: InstanceMinors) -> GpuMig:
     }
     devices = {(device.gpu_instance, device.compute_instance): device for device in state.devices or ()}
     partitions: list[MigPartition] = []
+    is_known = is_known and state.instances is not None
     for instance in state.instances or ():
+        is_known = is_known and _is_told(instance, profiles.get(instance.profile_id))
         profile = known.get(instance.profile_id)
         if profile is None:
             remarks.append(
@@ -71,7 +76,13 @@ def mig_of(gpu: GpuSnapshot, minors: InstanceMinors) -> GpuMig:
     if not state.stable:
         remarks.append("somebody is changing its MIG instances at this moment; they are read again soon")
     partitions.sort(key=lambda one: (one.placement, one.compute or Placement(0, 0), one.profile_id))
-    return GpuMig(tuple(known.values()), tuple(partitions), state.stable, tuple(remarks))
+    return GpuMig(tuple(known.values()), tuple(partitions), is_known, state.stable, tuple(remarks))
+
+
+def _is_told(instance: GpuInstance, profile: GpuInstanceProfile | None) -> bool:
+    """Whether no call failed without which an instance is no usable partition."""
+    refused = profile is not None and profile.codes.get("placements", NvmlReturn.NOT_SUPPORTED) not in _ORDINARY
+    return not refused and all(compute.uuid is not None for compute in instance.compute_instances)
 
 
 def _refused(what: str, code: int) -> str:

@@ -11,7 +11,7 @@ from driver.prepare.claims import ClaimRef
 from driver.prepare.errors import ClaimError, storage_error
 from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.remnant import LostGpuError, remnant
-from driver.prepare.resolve import ReplacedError
+from driver.prepare.resolve import ReplacedError, UntoldError
 from driver.prepare.session import Session
 from driver.prepare.specfolder import SpecFolder
 from driver.prepare.workshop import Workshop, unfinished
@@ -126,6 +126,9 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
     except ClaimError as error:
         if rebooted or isinstance(error, ReplacedError):
             context.shop.undo(record)  # a container that starts now must fail rather than get the wrong GPU
+        if isinstance(error, UntoldError):  # nothing is known to be wrong with it
+            context.report.waiting.append(uid)
+            return
         raise
     fresh = context.shop.done(work)
     if fresh != record:

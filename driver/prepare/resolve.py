@@ -125,6 +125,8 @@ def check_identity(record: ClaimRecord, inventory: NodeInventory, mig: MigSuppor
             whole_gpu(gpu, mig, admin_access=device.admin_access)
         elif partition.origin is Origin.FOUND:
             found = standing(gpu, partition)
+            if found is None and not gpu.partitions_known:
+                raise _untold(device.device, gpu)
             if found is None:
                 raise _vanished(device.device, gpu, "it was destroyed while the claim held it")
             if found.uuid != device.uuid:
@@ -175,6 +177,10 @@ def regained(record: ClaimRecord, stored: ClaimRecord) -> ClaimRecord:
 
 class ReplacedError(ClaimError):
     """Other hardware stands where a prepared device was."""
+
+
+class UntoldError(ClaimError):
+    """NVML does not tell whether a partition stands: nothing follows from that."""
 
 
 def same_allocation(record: ClaimRecord, allocation: ClaimAllocation) -> bool:
@@ -272,6 +278,8 @@ def _partition(device: DeviceRecord, name: DeviceName, gpu: Gpu, mig: MigSupport
             Reason.DEVICE_NOT_READY,
         )
     if mig is not MigSupport.DYNAMIC or profile is None or placement is None or name.compute_start is not None:
+        if not gpu.partitions_known:
+            raise _untold(device.device, gpu)
         raise _vanished(device.device, gpu, "it was destroyed, or the GPU is not in MIG mode any more")
     if device.device != partition_name(gpu.name, profile.name, profile.profile_id, placement.start):
         raise _vanished(device.device, gpu, f"profile {profile.profile_id} of this board is {profile.name}")
@@ -282,6 +290,14 @@ def _partition(device: DeviceRecord, name: DeviceName, gpu: Gpu, mig: MigSupport
 def _found(device: DeviceRecord, partition: PartitionRecord, found: MigPartition) -> DeviceRecord:
     now = msgspec.structs.replace(partition, gpu_instance=found.gpu_instance, compute_instance=found.compute_instance)
     return device.with_partition(now, found.uuid or "")
+
+
+def _untold(name: str, gpu: Gpu) -> ClaimError:
+    return UntoldError(
+        f"cannot tell whether {name} stands: NVML does not tell all that stands on GPU {gpu.address} now; see the "
+        "agent's log for the call that failed, and the kernel log",
+        Reason.DEVICE_NOT_READY,
+    )
 
 
 def _vanished(name: str, gpu: Gpu, why: str) -> ClaimError:

@@ -17,6 +17,8 @@ import pytest
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
 from kubeletplugin.testing.gates import DEFAULT_GATES
 from native.mock import MockNode
+from native.mock.profile import Failure
+from native.nvml.errors import NvmlReturn
 from tests.support.agents import CLAIMS, DRIVER, NODE, POOL, Scene
 from tests.support.countered import Counted
 
@@ -198,6 +200,38 @@ def test_what_an_administrator_makes_takes_its_gpu_out_of_the_drivers_hands_unti
     scene.node.nvidia_smi("mig", "-i", address, "-dci")
     scene.node.nvidia_smi("mig", "-i", address, "-dgi")
     scene.until(lambda: len(scene.devices()) == 62, "the whole choice again")
+
+
+def test_partitions_stay_published_while_nvml_does_not_list_them_also_after_a_restart(scene: Scene) -> None:
+    flags: dict[str, object] = {"mig": "static", "health_seconds": 0.2, "health_recovery_seconds": 0.5}
+    running(scene, 2, **flags)
+    first, second = (gpu.address for gpu in scene.node.profile.gpus)
+    scene.node.nvidia_smi("-i", first, "-mig", "1")
+    scene.node.nvidia_smi("mig", "-i", first, "-cgi", "14:9", "-C")
+
+    def parts() -> list[tuple[str, Any]]:
+        found = [(one["name"], one["attributes"]) for one in scene.devices()]
+        return [(name, attributes) for name, attributes in found if attributes["type"] == {"string": "mig"}]
+
+    def is_tainted() -> bool:
+        return any(one.get("taints") for one in scene.devices())
+
+    ((name, attributes),) = scene.until(parts, "a partition")
+    allocate(scene, "held", name)
+    scene.prepare("held")
+    scene.node.set_failures([Failure("nvmlDeviceGetGpuInstances", NvmlReturn.UNKNOWN)])
+    scene.until(lambda: len(scene.logged("does not list its MIG instances")) == 1, "the agent's word")
+    scene.node.set_gpu_state(second, "lost")  # so that the pool is published anew
+    scene.until(is_tainted, "a taint on the other GPU")
+    assert parts() == [(name, attributes)]
+    scene.end()
+    scene.start(**flags)
+    scene.until(lambda: len(scene.logged("does not list its MIG instances")) == 2, "the next agent's word")
+    scene.node.set_gpu_state(second, "ok")
+    scene.until(lambda: not is_tainted(), "the other GPU without a taint")
+    assert parts() == [(name, attributes)]
+    events = scene.client.get("/api/v1/namespaces/default/events")["items"]
+    assert not [event for event in events if event["reason"] == "DeviceLost"]
 
 
 @pytest.mark.bug("B94")

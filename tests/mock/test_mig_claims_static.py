@@ -11,6 +11,8 @@ import pytest
 from driver.model import MigSupport
 from driver.prepare import ClaimError, PatientPreparer, Reason
 from native.mock import MockNode
+from native.mock.profile import Failure
+from native.nvml.errors import NvmlReturn
 from tests.support.mignodes import MigNode, claim
 
 Make = Callable[..., MigNode]
@@ -183,6 +185,29 @@ def test_the_partition_of_a_gpu_that_is_lost_is_not_given(make: Make) -> None:
     assert "is lost" in str(error)
     node.node.set_gpu_state(node.node.profile.gpus[0].address, "ok")
     node.prepared("u1", node.name("1g.12gb", 0))
+
+
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo", "nvmlDeviceGetGpuInstancePossiblePlacements*"]
+)
+def test_while_nvml_does_not_tell_what_stands_nobody_says_that_it_was_destroyed(make: Make, call: str) -> None:
+    node = make("19:0", "19:1")
+    name, other = node.name("1g.12gb", 0), node.name("1g.12gb", 1)
+    ids = node.prepared("u1", name)
+    before = node.spec("u1").read_bytes()
+    node.node.set_failures([Failure(call, NvmlReturn.UNKNOWN)])
+    node.read()
+    report = node.preparer.recover()
+    assert (report.problems, report.waiting) == ([], ["u1"])
+    assert node.spec("u1").read_bytes() == before
+    error = node.prepare("u2", other)
+    assert isinstance(error, ClaimError)
+    assert "NVML does not tell" in str(error)
+    assert (error.reason, error.permanent) == (Reason.DEVICE_NOT_READY, False)
+    node.node.set_failures([])
+    node.read()
+    assert node.preparer.recover().waiting == []
+    assert node.prepared("u1", name) == ids
 
 
 @pytest.mark.bug("B94")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from driver.health.keeper import Keeper, Policy
 from driver.health.monitor import Heard, Look, Monitor
 from driver.health.remembered import KEEP_SECONDS, Album, Remembered
 from driver.health.store import HealthStore
-from driver.model import Gpu, GpuState, MigPartition, NodeInventory, NvLinkGroup, Placement
+from driver.model import Gpu, GpuState, MigMode, MigPartition, NodeInventory, NvLinkGroup, Placement
 from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlTimeoutError
 from native.nvml.eventtypes import EventType, NvmlEvent
 from native.nvml.healthtypes import GpuHealth
@@ -271,6 +272,23 @@ def test_one_that_was_never_well_is_shown_as_it_is(bench: Any) -> None:
     assert Remembered(lambda _gpu: False).view(node(lost)).gpus == (lost,)
 
 
+def test_partitions_stay_in_view_while_nvml_does_not_tell_what_stands(bench: Any) -> None:
+    remembered = Remembered(lambda _gpu: False)
+    on = MigMode(True, True)
+    part = MigPartition("MIG-a", 3, 0, 9, "3g.40gb", Placement(0, 4))
+    untold = bench.gpu(mig=on, partitions_known=False)
+    assert remembered.view(node(untold)).gpus == (untold,), "nothing was known yet"
+    known = bench.gpu(mig=on, partitions=(part,))
+    remembered.view(node(known))
+    assert remembered.view(node(untold)).gpus == (known,)
+    assert remembered.view(node(bench.gpu(mig=None, partitions_known=False))).gpus == (known,), "nor its mode"
+    assert remembered.whole == node(known)
+    empty = bench.gpu(mig=on)
+    assert remembered.view(node(empty)).gpus == (empty,), "NVML says that nothing stands"
+    other = bench.gpu(uuid="GPU-other", mig=on, partitions_known=False)
+    assert remembered.view(node(other)).gpus == (other,), "another board"
+
+
 def test_one_that_was_taken_away_on_purpose_is_not_held(bench: Any) -> None:
     remembered = Remembered(lambda _gpu: True)
     remembered.view(node(bench.gpu()))
@@ -343,8 +361,11 @@ def test_what_changes_with_each_claim_is_not_written_again(tmp_path: Path, bench
     album = Album(tmp_path, "boot")
     album.keep(node(bench.gpu()))
     before = (tmp_path / "node.json").stat()
-    part = MigPartition("MIG-1", 3, 0, 19, "1g.10gb", Placement(0, 1))
+    part = MigPartition("MIG-1", 3, 0, 19, "1g.10gb", Placement(0, 1), managed=True)
     album.keep(node(bench.gpu(partitions=(part,))))
     assert (tmp_path / "node.json").stat().st_ino == before.st_ino
+    theirs = node(bench.gpu(partitions=(replace(part, managed=False),)))
+    album.keep(theirs)
+    assert Album(tmp_path, "boot").load() == theirs, "what an administrator made is not made with each claim"
     album.keep(node(bench.gpu(uuid="GPU-new")))
     assert (tmp_path / "node.json").stat().st_ino != before.st_ino

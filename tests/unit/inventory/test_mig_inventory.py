@@ -135,6 +135,27 @@ def test_without_the_right_to_list_instances_the_remedy_is_told() -> None:
     assert any("run the agent as root" in problem.message for problem in inventory.problems)
 
 
+@pytest.mark.parametrize("code", [NvmlReturn.UNKNOWN, NvmlReturn.NO_PERMISSION, NvmlReturn.TIMEOUT])
+def test_a_list_that_nvml_refuses_is_not_an_empty_one(code: NvmlReturn) -> None:
+    assert gpu_of(state()).partitions_known
+    codes = MappingProxyType({"instances": int(code)})
+    assert not gpu_of(state(instances=None, codes=codes)).partitions_known
+
+
+def test_what_stands_is_not_known_where_what_makes_an_instance_usable_is_refused() -> None:
+    assert gpu_of(state(instance(1, 19, 0, 1))).partitions_known, "it has no compute instance, and NVML says so"
+    assert not gpu_of(state(instance(1, 19, 0, 1, compute(1, 0, 0, 1, None)))).partitions_known
+    refused = profile(19, 0, "1g.10gb", placements=None, codes=MappingProxyType({"placements": 999}))
+    assert not gpu_of(state(instance(1, 19, 0, 1, compute(1, 0, 0, 1, "MIG-a")), profiles=(refused,))).partitions_known
+
+
+@pytest.mark.parametrize(("code", "known"), [(NvmlReturn.NOT_SUPPORTED, True), (NvmlReturn.UNKNOWN, False)])
+def test_without_its_mode_it_is_not_known_what_stands_on_a_board_that_has_one(code: NvmlReturn, known: bool) -> None:
+    gpu = nvml_gpu(AT, mig=None, mig_mode=None, codes=MappingProxyType({"mig_mode": int(code)}))
+    (found,) = build_inventory(nvml(gpu), host(pci_gpu(AT)), mock=False).gpus
+    assert found.partitions_known is known
+
+
 @pytest.mark.bug("B23")
 def test_a_reading_that_somebody_disturbed_is_marked() -> None:
     inventory = inventory_of(state(stable=False))
