@@ -112,6 +112,9 @@ int mps_run_server(const struct mps_daemon *daemon)
     (void)sigprocmask(SIG_BLOCK, &blocked, &waited);
     if (sigaction(SIGTERM, &action, NULL) != 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
         return 1;
+    const char *parent = getenv("GPUDRA_MOCK_MPS_DAEMON");
+    if (parent != NULL && getppid() != (pid_t)strtol(parent, NULL, 10))
+        return 1; /* it died before its death could be told */
     if ((size_t)snprintf(path, sizeof(path), "%s/server.log", daemon->log_folder) >= sizeof(path))
         return 1;
     FILE *log = fopen(path, "ae");
@@ -125,9 +128,9 @@ int mps_run_server(const struct mps_daemon *daemon)
     return 0;
 }
 
-static void become_server(unsigned int uid)
+static void become_server(unsigned int uid, pid_t daemon)
 {
-    char path[MPS_PATH], number[16];
+    char path[MPS_PATH], number[16], parent[16];
     const ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
     if (length < 0)
         _exit(127);
@@ -137,7 +140,8 @@ static void become_server(unsigned int uid)
         _exit(127);
     memcpy(slash, "/nvidia-cuda-mps-server", sizeof("/nvidia-cuda-mps-server"));
     snprintf(number, sizeof(number), "%u", uid);
-    if (setenv("GPUDRA_MOCK_MPS_UID", number, 1) == 0)
+    snprintf(parent, sizeof(parent), "%d", (int)daemon);
+    if (setenv("GPUDRA_MOCK_MPS_UID", number, 1) == 0 && setenv("GPUDRA_MOCK_MPS_DAEMON", parent, 1) == 0)
         execl(path, path, (char *)NULL);
     _exit(127);
 }
@@ -157,9 +161,10 @@ pid_t mps_start_server(struct mps_daemon *daemon, unsigned int uid, FILE *answer
         mps_log(daemon, "Failed to start a server for user %u: no usable GPU, or too many servers", uid);
         return 0;
     }
+    const pid_t own = getpid();
     const pid_t pid = fork();
     if (pid == 0)
-        become_server(uid);
+        become_server(uid, own);
     if (pid < 0) {
         fprintf(answer, "Failed to start an MPS server for user %u: %s\n", uid, strerror(errno));
         return 0;
