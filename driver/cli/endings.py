@@ -7,6 +7,9 @@ import socket
 import threading
 from collections.abc import Callable
 
+_kept: list[socket.socket] = []
+"""Never closed: of a second signal the system would write into whatever has the number by then."""
+
 
 def caught() -> Callable[[], object]:
     """Catch SIGTERM and SIGINT from now on; what is given back waits for one, and misses none that came before.
@@ -20,12 +23,8 @@ def caught() -> Callable[[], object]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: None)
 
-    def wait() -> bytes:
-        # Neither is ever closed: the system would write of a second signal into whatever has the number by then.
-        assert writer.fileno() >= 0
-        return reader.recv(1)
-
-    return wait
+    _kept.extend((reader, writer))
+    return lambda: reader.recv(1)
 
 
 def event() -> threading.Event:
