@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -83,9 +84,7 @@ class SlotFile:
         if len(raw) % SLOTS or size % SECTOR or not size or any(raw[n * size - 1] != 0x0A for n in range(1, SLOTS + 1)):
             return [Line(None, raw)]
         slots = [raw[number * size :][:size] for number in range(SLOTS)]
-        self._take(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), size)
-        self._heads = [slot[:HEAD_BYTES] for slot in slots]
-        self._lengths = [len(slot.rstrip(b" \n")) for slot in slots]
+        self._take(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), slots)
         self._durable = None
         # A beginning that is still blank is that of a first line that was cut short.
         lines = [slot.rstrip(b" \n") if slot[:SECTOR].strip(b" ") else b"" for slot in slots]
@@ -151,15 +150,16 @@ class SlotFile:
         files.write_new(self._temporary, b"".join(slots), 0o600)
         files.replace(self._temporary, self._path)
         self.close()
-        self._take(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), size)
-        self._heads = [slot[:HEAD_BYTES] for slot in slots]
-        self._lengths = [len(slot.rstrip(b" \n")) for slot in slots]
+        self._take(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), slots)
         self._durable = number
 
-    def _take(self, descriptor: int, slot_bytes: int) -> None:
+    def _take(self, descriptor: int, slots: Sequence[bytes]) -> None:
+        """The open file is known from now on, with these bytes in its slots."""
         status = os.fstat(descriptor)
-        self._descriptor, self._slot_bytes = descriptor, slot_bytes
+        self._descriptor, self._slot_bytes = descriptor, len(slots[0])
         self._inode = status.st_dev, status.st_ino
+        self._heads = [slot[:HEAD_BYTES] for slot in slots]
+        self._lengths = [len(slot.rstrip(b" \n")) for slot in slots]
 
     def _is_in_place(self) -> bool:
         """Whether the open file is the one at the path, and as long as it was."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from driver.model import PciAddress
 from native.mock import profiles
 
 from . import processes
@@ -169,7 +170,7 @@ class Agent:
     def wait_published(self, api: Api, devices: int, timeout: float = 30.0) -> None:
         """Wait until the node's slices hold exactly so many devices, all of them of this agent's own GPUs: those of an
         agent that was here before stay until this one has published."""
-        own = [gpu.address.replace(":", "-").replace(".", "-") for gpu in profiles.load(self.profile).gpus]
+        own = [PciAddress.parse(gpu.address).label for gpu in profiles.load(self.profile).gpus]
 
         def there(slices: dict[str, JSON]) -> bool:
             names = [device["name"] for item in slices.values() for device in item["spec"].get("devices", [])]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from driver.model import PciAddress
 from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.remnant import is_remnant
 from tests.soak.soakmodel import LEVELS, Claim
@@ -143,7 +144,7 @@ def standing(run: Run) -> list[tuple[str, int, int]]:
     """What stands on the node beside what an administrator made."""
     theirs = run.world.partitions[0] if run.world.partitions else None
     return sorted(
-        (f"gpu-{gpu.address.replace(':', '-').replace('.', '-')}", one.profile_id, one.start)
+        (_name(gpu.address), one.profile_id, one.start)
         for gpu in run.node.node.profile.gpus
         for one in run.node.node.instances(gpu.address)
         if gpu.address != theirs
@@ -156,9 +157,13 @@ def _daemons(run: Run, prepared: dict[str, Claim]) -> int:
     return len(shared) + sum(place.share is None for claim in mps for place in claim.places)
 
 
+def _name(address: str) -> str:
+    return f"gpu-{PciAddress.parse(address).label}"
+
+
 def _is_known(run: Run, address: str) -> bool:
     """Whether the modes of this GPU are as the agent believes them to be."""
-    return address not in run.stale and f"gpu-{address.replace(':', '-').replace('.', '-')}" not in run.forgotten
+    return address not in run.stale and _name(address) not in run.forgotten
 
 
 def _settings(run: Run) -> dict[str, tuple[int, int]]:
@@ -172,7 +177,7 @@ def _settings(run: Run) -> dict[str, tuple[int, int]]:
 
 def _wanted_settings(run: Run, prepared: dict[str, Claim]) -> dict[str, tuple[int, int]]:
     found = {gpu.address: [0, 0] for gpu in run.node.node.profile.gpus}
-    names = {f"gpu-{address.replace(':', '-').replace('.', '-')}": address for address in found}
+    names = {_name(address): address for address in found}
     for claim in prepared.values():
         for place in claim.places if claim.config is not None else ():
             assert claim.config is not None

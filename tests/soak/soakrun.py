@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -136,15 +137,22 @@ class Run:
 
     last_error = ""
 
+    def _granted(self, reply: Any, claim: Claim) -> Any:
+        """The claim's part of an answer that grants what was asked; None: it does not, and who knows what was done."""
+        entry = reply.claims.get(claim.uid) if reply is not None else None
+        if reply is not None and entry is None:
+            raise InvariantError(f"no answer for {claim}")
+        if entry is not None and not entry.error:
+            return entry
+        self.last_error = entry.error if entry is not None else self.last_error
+        claim.unsure = True
+        return None
+
     def _ask_prepare(self, claims: Sequence[Claim], timeout: float) -> None:
         reply = self.call("NodePrepareResources", claims, timeout)
         for claim in claims:
-            entry = reply.claims.get(claim.uid) if reply is not None else None
-            if reply is not None and entry is None:
-                raise InvariantError(f"no answer for {claim}")
-            if entry is None or entry.error:
-                self.last_error = entry.error if entry is not None else self.last_error
-                claim.unsure = True
+            entry = self._granted(reply, claim)
+            if entry is None:
                 continue
             if claim.hopeless:
                 raise InvariantError(f"{claim} was prepared")
@@ -164,13 +172,7 @@ class Run:
     def _ask_unprepare(self, claims: Sequence[Claim], timeout: float) -> None:
         reply = self.call("NodeUnprepareResources", claims, timeout)
         for claim in claims:
-            entry = reply.claims.get(claim.uid) if reply is not None else None
-            if reply is not None and entry is None:
-                raise InvariantError(f"no answer for {claim}")
-            if entry is None or entry.error:
-                self.last_error = entry.error if entry is not None else self.last_error
-                claim.unsure = True
-            else:
+            if self._granted(reply, claim) is not None:
                 self.forget(claim)
 
     def forget(self, claim: Claim) -> None:

@@ -11,14 +11,14 @@ import pytest
 from driver.health.findings import of_event
 from driver.health.monitor import Heard
 from driver.health.verdicts import Status, Verdict
-from driver.journal import Journal, replay
-from driver.journal.scribe import Scribe, present_state
+from driver.journal import replay
+from driver.journal.scribe import present_state
 from driver.model import Gpu, GpuState, MigPartition, NodeInventory, PciAddress, Placement
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Phase
 from native.nvml.eventtypes import EventType, NvmlEvent
+from tests.unit.journal.journal_desk import Desk
 
 REF = ClaimRef("ns", "c", "uid-1")
-WAIT = 20.0
 
 
 def gpu(number: int, state: GpuState = GpuState.READY, reason: str | None = None) -> Gpu:
@@ -32,23 +32,6 @@ def node(*gpus: Gpu, version: str = "580.1") -> NodeInventory:
 def claim(phase: Phase, device: str = "gpu-0") -> ClaimRecord:
     made = DeviceRecord("r", "pool", device, None, False, "0000:01:00.0", "GPU-1", "cdi")
     return ClaimRecord(REF, phase, (made,))
-
-
-class Desk:
-    """A scribe at a journal, and what it wrote."""
-
-    def __init__(self, folder: Any) -> None:
-        self.folder = folder
-        self.records: tuple[ClaimRecord, ...] = ()
-        self.open()
-
-    def open(self) -> None:
-        self.journal: Journal = self.folder.journal()
-        self.scribe = Scribe(self.journal, lambda: self.records)
-
-    def written(self, *kinds: str) -> list[tuple[str | None, dict[str, Any]]]:
-        assert self.journal.settled(WAIT)
-        return [(record.device, dict(record.data)) for record in self.folder.records(*kinds)]
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import pytest
 
 from driver.bridge import consumers_of
 from driver.health.verdicts import Status, Verdict
-from driver.journal import Journal, replay
-from driver.journal.scribe import Scribe, claim_entries
+from driver.journal import replay
+from driver.journal.scribe import claim_entries
 from driver.journal.telling import Query, line
 from driver.model import Placement, Problem
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase
 from driver.prepare.partition import PartitionRecord
 from driver.prepare.records import SHARE
+from tests.unit.journal.journal_desk import WAIT, Desk
 
 REF = ClaimRef("ns", "c", "uid-1")
-WAIT = 20.0
 
 
 def shared(*shares: str, phase: Phase = Phase.PREPARED) -> ClaimRecord:
@@ -35,32 +35,6 @@ def partitioned(origin: Origin) -> ClaimRecord:
     part = PartitionRecord(19, "1g.10gb", Placement(0, 1), "GPU-1", origin)
     device = DeviceRecord("r", "pool", "gpu-0-mig-1g-10gb-19-0", None, False, "0000:01:00.0", "", "cdi")
     return ClaimRecord(REF, Phase.PREPARED, (device.with_partition(part, "MIG-1"),))
-
-
-class Desk:
-    """A scribe at a journal that can be left and taken up again."""
-
-    def __init__(self, folder: Any) -> None:
-        self.folder = folder
-        self.records: tuple[ClaimRecord, ...] = ()
-        self.open()
-
-    def open(self) -> None:
-        self.journal: Journal = self.folder.journal()
-        self.scribe = Scribe(self.journal, lambda: self.records)
-
-    def hold(self, *records: ClaimRecord) -> None:
-        """The checkpoint has these claims now; looked at twice, and once more after a restart."""
-        self.records = records
-        self.scribe.claims()
-        self.scribe.claims()
-        self.journal.close()
-        self.open()
-        self.scribe.claims()
-
-    def told(self, *kinds: str) -> list[tuple[str, str | None, dict[str, Any]]]:
-        assert self.journal.settled(WAIT)
-        return [(one.kind, one.device, dict(one.data)) for one in self.folder.records(*kinds)]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from driver.model import NodeInventory
-from driver.prepare import ClaimError, DeviceNodes, PreparedDevice, Preparer
+from driver.prepare import DeviceNodes, Preparer
 from driver.prepare.sharing.daemons import DaemonSettings
 from driver.prepare.sharing.mps import MpsStep
 from driver.prepare.sharing.process import DaemonError, DaemonFolders
@@ -136,17 +136,3 @@ def mps(entry: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
 def share(index: int, number: int, request: str = "gpu", **consumed: str) -> dict[str, Any]:
     """An allocation result for a share of GPU ``index``."""
     return result(index, request, shareID=SHARES[number], consumedCapacity=consumed)
-
-
-def prepare(preparer: Preparer, document: dict[str, Any]) -> tuple[PreparedDevice, ...]:
-    uid = document["metadata"]["uid"]
-    answer = preparer.prepare({uid: document})[uid]
-    assert not isinstance(answer, ClaimError), answer
-    return answer
-
-
-def refusal(preparer: Preparer, document: dict[str, Any]) -> ClaimError:
-    uid = document["metadata"]["uid"]
-    answer = preparer.prepare({uid: document})[uid]
-    assert isinstance(answer, ClaimError)
-    return answer

@@ -9,8 +9,9 @@ import pytest
 
 from driver.prepare import Phase
 from native.smi import ComputeMode
+from tests.unit.prepare.prepare_calls import prepare_one as prepare
 from tests.unit.prepare.prepare_node import claim, ref, result
-from tests.unit.prepare.sharing_node import SharingNode, mps, prepare, share, slicing, uuid
+from tests.unit.prepare.sharing_node import SharingNode, mps, share, slicing, uuid
 
 
 class Killed(BaseException):

@@ -8,8 +8,9 @@ import pytest
 
 from driver.prepare.sharing import modes
 from native.smi import ComputeMode
+from tests.unit.prepare.prepare_calls import prepare_one as prepare
 from tests.unit.prepare.prepare_node import claim, ref, result
-from tests.unit.prepare.sharing_node import SharingNode, mps, prepare, share, slicing, uuid
+from tests.unit.prepare.sharing_node import SharingNode, mps, share, slicing, uuid
 
 DEFAULT, EXCLUSIVE, PROHIBITED = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED
 WAYS = {"mps": (mps(), EXCLUSIVE), "slices": (slicing("Long"), DEFAULT)}

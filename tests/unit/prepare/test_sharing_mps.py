@@ -18,8 +18,10 @@ from driver.prepare.sharing.mps import MpsStep
 from driver.prepare.sharing.process import DaemonError
 from native.commands import CommandError
 from native.smi import ComputeMode, NotSupportedError
+from tests.unit.prepare.prepare_calls import prepare_one as prepare
+from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import claim, config, gpu_config, ref, result
-from tests.unit.prepare.sharing_node import SharingNode, mps, prepare, refusal, share, slicing, uuid
+from tests.unit.prepare.sharing_node import SharingNode, mps, share, slicing, uuid
 
 EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 

@@ -16,8 +16,10 @@ from driver.prepare.sharing.passthrough import VfioStep
 from driver.prepare.steps import Step
 from native.vfio import VfioBus
 from tests.unit.native_vfio.fake_kernel import AUDIO, GPU, Kernel, machine
+from tests.unit.prepare.prepare_calls import prepare_one as prepare
+from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import claim, config, device, ref, result
-from tests.unit.prepare.sharing_node import SharingNode, prepare, refusal, uuid
+from tests.unit.prepare.sharing_node import SharingNode, uuid
 
 
 @dataclass

@@ -9,9 +9,11 @@ import pytest
 from driver.prepare import ClaimError, Reason
 from native.commands import CommandError
 from native.smi import ComputeMode, NotSupportedError
+from tests.unit.prepare.prepare_calls import prepare_one as prepare
+from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import claim, gpu_config, ref, result
 from tests.unit.prepare.prepare_node import config as entry
-from tests.unit.prepare.sharing_node import SharingNode, prepare, refusal, share, slicing, uuid
+from tests.unit.prepare.sharing_node import SharingNode, share, slicing, uuid
 
 
 @pytest.fixture
