@@ -101,42 +101,8 @@ class Agent:
             changed=self._discovery.request,
         )
         self._patient = PatientPreparer(self._preparer, settings.prepare_wait_seconds)
-        self._lookout = Lookout(
-            Surroundings(
-                settings,
-                self._pool_name,
-                self._boot_id,
-                self._metrics,
-                self._observer,
-                self._preparer.prepared,
-                self._publish,
-                self._session,
-                self._client,
-                self._patient.unprepare,
-            ),
-            self._scribe,
-        )
-        self._plugin = Plugin(
-            settings.driver_name,
-            settings.node_name,
-            ClaimHandler(
-                self._patient,
-                self._metrics,
-                self._say,
-                self._scribe,
-                self._lookout.condition,
-                self._lookout.metadata,
-                self._lookout.claims_changed,
-            ),
-            client=self._client,
-            plugins_dir=Path(settings.plugins_dir),
-            registry_dir=Path(settings.registry_dir),
-            instance_uid=settings.instance_uid or None,
-            observer=self._observer,
-            health=self._lookout.board,
-            metadata_versions=listed(settings.metadata_versions),
-            cdi_dir=Path(settings.cdi_dir),
-        )
+        self._lookout = self._make_lookout()
+        self._plugin = self._make_plugin()
         self._known_problems: frozenset[Problem] = frozenset()
         self._lacks = Lacks()
         self._reader: NodeReader | None = None
@@ -360,6 +326,48 @@ class Agent:
         if self._shapes is not None:
             self._shapes.offer(pool)
         return resources(pool)
+
+    def _make_lookout(self) -> Lookout:
+        settings = self._settings
+        return Lookout(
+            Surroundings(
+                settings,
+                self._pool_name,
+                self._boot_id,
+                self._metrics,
+                self._observer,
+                self._preparer.prepared,
+                self._publish,
+                self._session,
+                self._client,
+                self._patient.unprepare,
+            ),
+            self._scribe,
+        )
+
+    def _make_plugin(self) -> Plugin:
+        settings = self._settings
+        return Plugin(
+            settings.driver_name,
+            settings.node_name,
+            ClaimHandler(
+                self._patient,
+                self._metrics,
+                self._say,
+                self._scribe,
+                self._lookout.condition,
+                self._lookout.metadata,
+                self._lookout.claims_changed,
+            ),
+            client=self._client,
+            plugins_dir=Path(settings.plugins_dir),
+            registry_dir=Path(settings.registry_dir),
+            instance_uid=settings.instance_uid or None,
+            observer=self._observer,
+            health=self._lookout.board,
+            metadata_versions=listed(settings.metadata_versions),
+            cdi_dir=Path(settings.cdi_dir),
+        )
 
     def _make_shape_keeper(self) -> ShapeKeeper | None:
         settings = self._settings

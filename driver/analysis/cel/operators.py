@@ -178,14 +178,21 @@ _FLOAT: Final = re.compile(r"nan|[+-]?(inf|infinity|0x[0-9a-f_.]+p[+-]?[0-9]+|[0
 def _to_double(value: object) -> float:
     if not isinstance(value, str):
         return float(value)  # type: ignore[arg-type]  # the guards let only numbers and texts in
+    number = _parsed(value)
+    if number is None:
+        raise EvaluationError(f'strconv.ParseFloat: parsing "{value}": invalid syntax or value out of range')
+    return number
+
+
+def _parsed(text: str) -> float | None:
+    """As Go's ParseFloat; None where that fails."""
+    if not _FLOAT.fullmatch(text) or not text.isascii():
+        return None
     try:
-        if _FLOAT.fullmatch(value) and value.isascii():
-            number = float.fromhex(value) if "x" in value.lower() else float(value)
-            if math.isfinite(number) or "n" in value.lower():
-                return number
-    except (ValueError, OverflowError):
-        pass  # told below, together with what the pattern refuses
-    raise EvaluationError(f'strconv.ParseFloat: parsing "{value}": invalid syntax or value out of range')
+        number = float.fromhex(text) if "x" in text.lower() else float(text)
+    except (ValueError, OverflowError):  # of what the pattern takes, or out of range
+        return None
+    return number if math.isfinite(number) or "n" in text.lower() else None
 
 
 def _to_string(value: object) -> str:
