@@ -23,6 +23,7 @@ from types import FrameType
 
 from native.mock import MockNode
 from tests.bench import apiserver, cluster
+from tests.bench.awake import cpus_awake
 from tests.bench.candidate import NODE_NAME, OWN_ARGUMENTS, OWN_DRIVER, OWN_LABEL, Candidate
 from tests.bench.installation import install
 from tests.bench.phases import Effort, one_round
@@ -42,6 +43,7 @@ def _options() -> argparse.Namespace:
     add("--quick", action="store_true", help="few repetitions: a look, not a measurement")
     add("--idle", type=float, metavar="SECONDS", help="how long idleness is observed (default: 30)")
     add("--cycles", type=int, metavar="N", help="Prepare and Unprepare cycles in the test for growth (default: 2000)")
+    add("--awake", action="store_true", help="keep CPUs that have nothing to do from sleeping, as on a node with work")
     add("--peer", action="append", default=[], metavar="COMMAND", help=_PEER)
     add("--peer-driver", default=OWN_DRIVER, metavar="NAME", help=f"the peers' driver name (default: {OWN_DRIVER})")
     add("--peer-only", action="store_true", help="leave the own agent out")
@@ -56,7 +58,8 @@ def main() -> int:
     effort = Effort.quick() if options.quick else Effort()
     given = {"idle": options.idle, "cycles": options.cycles}
     effort = replace(effort, **{name: value for name, value in given.items() if value is not None})
-    with _folder(None) as folder, _folder(_tmpfs()) as fast, apiserver.running(folder) as server:
+    turning = cpus_awake() if options.awake else contextlib.nullcontext()
+    with turning, _folder(None) as folder, _folder(_tmpfs()) as fast, apiserver.running(folder) as server:
         node = MockNode.create(folder / "node", "dgx-h100")
         with server.client() as client:
             cluster.create_node(client, NODE_NAME)
@@ -69,7 +72,11 @@ def main() -> int:
                     results.setdefault(candidate.label, []).append(one_round(candidate, client, effort))
     machine = _machine()
     print(table(results))
-    print(f"\n{machine['cpus']} CPUs, Linux {machine['kernel']}, Python {machine['python']}, {options.rounds} rounds")
+    machine["awake"] = options.awake
+    state = "CPUs kept awake" if options.awake else "CPUs"
+    print(
+        f"\n{machine['cpus']} {state}, Linux {machine['kernel']}, Python {machine['python']}, {options.rounds} rounds"
+    )
     if options.out is not None:
         document = {"machine": machine, "effort": asdict(effort), "rounds": results}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
