@@ -36,6 +36,8 @@ class View(msgspec.Struct, frozen=True):
     """The last whole reading; None before the first."""
     unavailable: str | None
     """Why the driver cannot be asked now; None while it answers."""
+    read: bool = True
+    """False: nobody has tried yet."""
 
 
 class Discovery:
@@ -69,7 +71,7 @@ class Discovery:
         self._condition = threading.Condition()
         self._requested = True
         self._stopping = False
-        self._view = View(None, "the node has not been read yet")
+        self._view = View(None, "the node has not been read yet", read=False)
         self._told = self._view
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
 
@@ -121,11 +123,11 @@ class Discovery:
             after = View(self._read(), None)
         except DriverUnavailableError as err:
             failure = "driver_unavailable"
-            after = msgspec.structs.replace(before, unavailable=str(err))
+            after = msgspec.structs.replace(before, unavailable=str(err), read=True)
         except Exception as err:
             failure = type(err).__name__
             log.exception("reading the node failed; it is tried again in %g s", self._retry_seconds)
-            after = msgspec.structs.replace(before, unavailable=f"reading the node failed: {err}")
+            after = msgspec.structs.replace(before, unavailable=f"reading the node failed: {err}", read=True)
         self._measured(time.monotonic() - started, failure)
         if after != before:
             self._say(before, after)

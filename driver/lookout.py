@@ -75,6 +75,8 @@ class Lookout:
         self._watching: Watching | None = None
         self._journal: Journal | None = None
         self._devices: Mapping[str, api.JSON] = {}
+        self._taints: Mapping[str, list[api.JSON]] | None = None
+        """As published last; None: nothing was yet."""
         self._seen_well: NodeInventory | None = None
         self._webhook: Webhook | None = None
         self._reconciler: Reconciler | None = None
@@ -97,7 +99,7 @@ class Lookout:
     def published(self, devices: Sequence[api.JSON], taints: Mapping[str, list[api.JSON]]) -> None:
         """A pool with these devices and taints was handed to the publisher."""
         self._scribe.tell(lambda scribe: scribe.wished())
-        self._devices = {device["name"]: device for device in devices}
+        self._devices, self._taints = {device["name"]: device for device in devices}, dict(taints)
         watch = self._watch
         if watch is not None:
             watch.published(list(self._devices), taints)
@@ -156,7 +158,7 @@ class Lookout:
             settings.state_dir / "journal",
             boot_id=self._agent.boot_id,
             max_bytes=settings.journal_bytes,
-            truth=self._truth,
+            truth=lambda known: self._truth(known, scribe.known_records()),
             lost=lambda cause, count: self._agent.metrics.tell(
                 lambda m: m.add("gpudra_journal_lost_total", count, cause=cause)
             ),
@@ -316,6 +318,8 @@ class Lookout:
                 )
                 if self._seen_well is not None:
                     watch.shown(self._seen_well)  # what has been published stays in view, should it be sick by now
+                if self._taints is not None:
+                    watch.published(list(self._devices), self._taints)
                 self._watch = watch
             return self._watch
 
@@ -328,15 +332,15 @@ class Lookout:
         if self._plugin is not None:
             self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self.condition))
 
-    def _truth(self) -> JournalState | None:
-        """What holds now, for the journal."""
+    def _truth(self, known: JournalState, records: Sequence[ClaimRecord] | None) -> JournalState | None:
+        """What holds now, for the journal; what nobody can tell now is as ``known``."""
         from driver.journal.scribe import present_state
 
         if self._discovery is None:
             return None
         view = self._discovery.view
-        verdicts, taints = self._watch.present() if self._watch is not None else ({}, {})
-        return present_state(self._agent.records(), view.inventory, view.unavailable, verdicts, taints)
+        verdicts, taints = self._watch.present() if self._watch is not None else (None, None)
+        return present_state(known, records, view.inventory, view.unavailable if view.read else None, verdicts, taints)
 
 
 def _put_down_swept(one: Swept, scribe: Scribe) -> None:

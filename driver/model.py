@@ -237,6 +237,8 @@ class Gpu:
     state: GpuState
     reason: str | None = None
     """Why ``state`` is not READY: the call, its return code and what to do, in one sentence."""
+    unread: tuple[str, ...] = ()
+    """Fields below that NVML refused to tell now although it may know them: what stands there says nothing."""
     # identity
     uuid: str | None = None
     product_name: str | None = None
@@ -379,6 +381,8 @@ class NodeInventory:
     mock: bool = False
     """The library behind this inventory is a look-alike."""
     boot_id: str | None = None
+    gpus_known: bool = True
+    """False: ``gpus`` may lack some, for what a function of the bus is could not be read. Nothing follows from that."""
 
     def gpu(self, name: str) -> Gpu | None:
         """The GPU with this device name, if the node has it."""

@@ -93,9 +93,12 @@ class HealthWatch:
         if (whole := self._album.load()) is not None:
             self._remembered.go_on(whole)
         self._lock = threading.Lock()
-        self._names: tuple[str, ...] = ()
+        self._names: tuple[str, ...] | None = None
+        """What is published; None: nothing yet."""
         self._inventory: NodeInventory | None = None
         self._verdicts: dict[str, Verdict] = {}
+        self._judged_all = False
+        """Whether the verdicts are on all devices of the node: before it was read, and published, who knows them?"""
         self._taints: dict[str, list[api.JSON]] = {}
         self._ever_ill: set[str] = set()
         self._hit: dict[tuple[str, ...], float] = {}
@@ -140,10 +143,13 @@ class HealthWatch:
         with self._lock:
             return self._verdicts.get(device)
 
-    def present(self) -> tuple[dict[str, Verdict], dict[str, list[api.JSON]]]:
-        """Verdicts and taints as told last."""
+    def present(self) -> tuple[dict[str, Verdict] | None, dict[str, list[api.JSON]] | None]:
+        """Verdicts and taints as told last; None where not all devices were judged, or nothing was published, yet."""
         with self._lock:
-            return dict(self._verdicts), dict(self._taints)
+            return (
+                dict(self._verdicts) if self._judged_all else None,
+                None if self._names is None else dict(self._taints),
+            )
 
     # what comes in
 
@@ -161,18 +167,22 @@ class HealthWatch:
 
     def judge(self) -> bool:
         """Judge anew and tell everybody whose business it is; True where the taints are to be others."""
+        with self._lock:
+            whole = self._inventory is not None and self._names is not None
         now = verdicts(self.keeper, self._targets())
         wanted = self.taints()
         with self._lock:
+            news = whole is not self._judged_all
+            self._judged_all = whole
             now |= {name: _vanished(name, now.get(name)) for name in self._remembered.vanished()}
             before, self._verdicts = self._verdicts, now
             stale = self._inventory is not None and _own(self._taints) != wanted
         changed = [verdict for name, verdict in now.items() if _differs(before.get(name), verdict)]
         for verdict in changed:
             self._say(before.get(verdict.device), verdict)
-        if changed or before.keys() != now.keys():
+        if changed or news or before.keys() != now.keys():
             self._metrics.tell(lambda m: _gauges(m, before, now))
-            self._scribe.tell(lambda scribe: scribe.verdicts(now))
+            self._scribe.tell(lambda scribe: scribe.verdicts(now, whole=whole))
         self._count_hit(now)
         self._store.save(self.keeper)
         return stale
@@ -256,7 +266,7 @@ class HealthWatch:
     def _targets(self) -> list[Target]:
         """The node's GPUs, what of them is published, and what claims hold."""
         with self._lock:
-            names = self._names
+            names = self._names or ()
         gpus = [gpu for gpu in self._gpus() if gpu.state is not GpuState.UNBOUND]
         found = {gpu.name: Target(gpu.name, str(gpu.address)) for gpu in gpus}
         for name in names:

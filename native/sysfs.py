@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -121,6 +120,8 @@ class HostTopology(msgspec.Struct, frozen=True):
     kernel_driver_version: str | None
     """Of /proc/driver/nvidia/version; None where NVIDIA's kernel module is not loaded."""
     problems: tuple[HostProblem, ...] = ()
+    complete: bool = True
+    """False: the bus has functions, or may have, of which it could not be read what they are."""
 
     @property
     def gpus(self) -> tuple[PciDevice, ...]:
@@ -144,7 +145,7 @@ def read_host(sys_root: Path, proc_root: Path) -> HostTopology:
     Never raises for what it finds or does not find there.
     """
     reader = _Reader()
-    devices = _read_devices(reader, sys_root / "bus/pci/devices")
+    devices, complete = _read_devices(reader, sys_root / "bus/pci/devices")
     boot_id = reader.text(proc_root / "sys/kernel/random/boot_id", subject="boot id")
     meminfo = reader.text(proc_root / "meminfo", subject="memory")
     version = reader.text(proc_root / "driver/nvidia/version", subject="driver version")
@@ -156,6 +157,7 @@ def read_host(sys_root: Path, proc_root: Path) -> HostTopology:
         memory_bytes=_mem_total(meminfo),
         kernel_driver_version=found_version[1] if found_version else None,
         problems=tuple(reader.problems),
+        complete=complete,
     )
 
 
@@ -164,6 +166,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.problems: list[HostProblem] = []
+        self.refused = 0
+        """How often the kernel refused what is there."""
 
     def note(self, subject: str, message: str) -> None:
         self.problems.append(HostProblem(subject, message))
@@ -215,19 +219,25 @@ class _Reader:
 
     def _failed(self, path: Path, subject: str, error: OSError) -> None:
         if error.errno not in _ABSENT:
+            self.refused += 1
             self.note(subject, f"cannot read {path}: {error.strerror or error}; it is treated as unknown")
 
 
-def _read_devices(reader: _Reader, folder: Path) -> Iterable[PciDevice]:
+def _read_devices(reader: _Reader, folder: Path) -> tuple[list[PciDevice], bool]:
+    """The functions that matter, and whether these are all of them."""
     names = reader.names(folder, subject=str(folder))
+    complete = not reader.refused
     if not names:
         reader.note(str(folder), "no PCI devices are visible there; is the host's /sys mounted into the container?")
     devices = []
     for name in names:
+        refused = reader.refused
         device = _read_device(reader, folder / name, name)
         if device is not None:
             devices.append(device)
-    return devices
+        elif reader.refused > refused:
+            complete = False
+    return devices, complete
 
 
 def _read_device(reader: _Reader, path: Path, name: str) -> PciDevice | None:

@@ -49,6 +49,8 @@ def build_inventory(
             built = _described(built, gpu, host, problems)
             built = replace(built, nvlinks=links_of(gpu.nvlinks, known, switches), fabric=fabric_of(gpu.fabric))
             built = _divided(built, mig_of(gpu, minors), problems)
+        elif not _is_elsewhere(built):
+            built = replace(built, partitions_known=False)
         gpus.append(built)
     gpus = _without_clones(gpus)
     usable = [gpu for gpu in gpus if gpu.state is GpuState.READY]
@@ -66,7 +68,13 @@ def build_inventory(
         problems=tuple(problems),
         mock=mock,
         boot_id=host.boot_id,
+        gpus_known=host.complete and all(gpu.address is not None for gpu in (snapshot.gpus if snapshot else ())),
     )
+
+
+def _is_elsewhere(gpu: Gpu) -> bool:
+    """Whether another driver has it: NVIDIA's took all partitions away when it let go of the GPU."""
+    return gpu.state is GpuState.UNBOUND and gpu.driver is not None
 
 
 def _by_address(gpus: Iterable[GpuSnapshot], problems: list[Problem]) -> Mapping[PciAddress, GpuSnapshot]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from driver.journal.records import ClaimId, Kind
+from driver.journal.sight import device_entries, device_states, driver_entry, partition_entries, taint_entries
 from driver.journal.state import JournalState, claim_entry
 from driver.journal.writer import Draft
 from driver.prepare import Origin, Phase
@@ -35,6 +36,7 @@ class Scribe:
         self._journal = journal
         self._records = records
         self._wish = False
+        self._loaded = False
 
     # the agent
 
@@ -91,32 +93,33 @@ class Scribe:
     # the node
 
     def node(self, inventory: NodeInventory | None, unavailable: str | None) -> None:
-        """The node was looked at."""
-        driver = driver_entry(inventory, unavailable)
+        """The node was looked at; what a look leaves out is as it was (``driver.journal.sight``)."""
         why_not = {} if unavailable is None else {"reason": unavailable}
-        devices = None if inventory is None else device_states(inventory)
-        parts = None if inventory is None else partition_entries(inventory)
         profiles = {} if inventory is None else _profiles(inventory)
         reasons = {} if inventory is None else {gpu.name: gpu.reason for gpu in inventory.gpus if gpu.reason}
 
         def compare(state: JournalState) -> Iterable[Draft]:
+            driver = driver_entry(state, inventory, unavailable)
             if state.driver != driver:
                 yield Draft(Kind.DRIVER, data={**driver, **why_not, "before": state.driver})
-            if devices is None:
-                return
+            devices = device_states(state, inventory)
             for name in sorted({*state.devices, *devices}):
                 was, now = state.devices.get(name, {}).get("state"), devices.get(name)
                 if was != now:
                     why = {"reason": reasons[name]} if name in reasons else {}
                     yield Draft(Kind.DEVICE, name, data={"before": was, "after": now, **why})
-            yield from partition_changes(state, parts or {}, profiles)
+            yield from partition_changes(state, partition_entries(state, inventory), profiles)
 
         self._journal.compare(compare)
 
     # health
 
-    def verdicts(self, verdicts: Mapping[str, Verdict]) -> None:
-        """The devices were judged."""
+    def verdicts(self, verdicts: Mapping[str, Verdict], *, whole: bool = True) -> None:
+        """The devices were judged.
+
+        Args:
+            whole: all devices that there are. Otherwise the others are as they were.
+        """
 
         def compare(state: JournalState) -> Iterable[Draft]:
             holders = claims_of(self._records())
@@ -129,7 +132,7 @@ class Scribe:
                 hit = {"claims": holders[name]} if "unhealthy" in (before, after) and name in holders else {}
                 yield Draft(Kind.HEALTH, name, data={key: value for key, value in data.items() if value != ""} | hit)
             for name, known in sorted(state.devices.items()):
-                if "health" in known and name not in verdicts:
+                if whole and "health" in known and name not in verdicts:
                     yield Draft(Kind.HEALTH, name, data={"before": known["health"], "after": None})
 
         self._journal.compare(compare)
@@ -148,6 +151,17 @@ class Scribe:
 
         self._journal.compare(compare)
 
+    def deaf(self, seconds: float, reason: str, found: Mapping[str, str]) -> None:
+        """Events of GPUs were not heard for a while.
+
+        Args:
+            seconds: how long.
+            reason: why, as a clause.
+            found: device -> what has happened to it meanwhile, as far as its counters tell.
+        """
+        data: dict[str, Any] = {"cause": "events", "seconds": round(seconds, 3), "reason": reason}
+        self._journal.record(Kind.GAP, data={**data, **({"found": dict(found)} if found else {})})
+
     def heard(self, device: str | None, heard: Heard) -> None:
         """NVML reported something by itself."""
         event, finding = heard.event, heard.finding
@@ -165,13 +179,21 @@ class Scribe:
         """Claims may stand differently now.
 
         Args:
-            seconds: claim UID -> how long the work took that has just ended.
+            seconds: claim UID -> how long the work took that has just ended, well or not. None: the checkpoint was
+                loaded. Before that it is no news that it holds nothing.
         """
+        self._loaded = self._loaded or seconds is None
 
         def compare(state: JournalState) -> Iterable[Draft]:
-            return claim_changes(state, self._records(), seconds or {})
+            records = self.known_records()
+            return () if records is None else claim_changes(state, records, seconds or {})
 
         self._journal.compare(compare)
+
+    def known_records(self) -> Sequence[ClaimRecord] | None:
+        """The claims as the checkpoint has them now; None where it could not be loaded yet."""
+        records = self._records()
+        return records if records or self._loaded else None
 
     def began(self, ref: ClaimRef, operation: str, consumers: Sequence[str] = ()) -> None:
         """Work on a claim begins (``prepare`` or ``unprepare``).
@@ -298,11 +320,6 @@ def share_parts(device: DeviceRecord) -> dict[str, Any]:
     return {key: data[key] for key in ("shares", "of", "memory") if isinstance(data.get(key), int)}
 
 
-def device_states(inventory: NodeInventory) -> dict[str, str]:
-    """Device name -> state, for the GPUs of the node."""
-    return {gpu.name: gpu.state.value for gpu in inventory.gpus}
-
-
 def partition_changes(
     state: JournalState, now: Mapping[str, Mapping[str, str]], profiles: Mapping[str, str]
 ) -> Iterable[Draft]:
@@ -322,52 +339,32 @@ def partition_changes(
                 yield Draft(Kind.MIG_CREATE, name, data=data)
 
 
-def partition_entries(inventory: NodeInventory) -> dict[str, dict[str, str]]:
-    """The MIG partitions as the journal's state holds them: those that NVML tells of now."""
-    return {
-        gpu.name: {f"{part.gpu_instance}/{part.compute_instance}": str(part.uuid) for part in gpu.partitions}
-        for gpu in inventory.gpus
-        if gpu.partitions
-    }
-
-
 def _profiles(inventory: NodeInventory) -> dict[str, str]:
     return {str(part.uuid): part.profile for gpu in inventory.gpus for part in gpu.partitions}
 
 
-def driver_entry(inventory: NodeInventory | None, unavailable: str | None) -> dict[str, Any]:
-    """NVIDIA's driver as the journal's state holds it."""
-    entry: dict[str, Any] = {"available": unavailable is None}
-    if inventory is not None and inventory.driver_version:
-        entry["version"] = inventory.driver_version
-    return entry
-
-
-def taint_entries(taints: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, str]]:
-    """Taints as the journal's state holds them: device -> key -> ``value:effect``."""
-    return {
-        name: {str(taint["key"]): f"{taint.get('value', '')}:{taint['effect']}" for taint in some}
-        for name, some in taints.items()
-        if some
-    }
-
-
 def present_state(
-    records: Sequence[ClaimRecord],
+    known: JournalState,
+    records: Sequence[ClaimRecord] | None,
     inventory: NodeInventory | None,
     unavailable: str | None,
-    verdicts: Mapping[str, Verdict],
-    taints: Mapping[str, Sequence[Mapping[str, Any]]],
+    verdicts: Mapping[str, Verdict] | None,
+    taints: Mapping[str, Sequence[Mapping[str, Any]]] | None,
 ) -> JournalState:
-    """What really holds, in the journal's words (the agent's own part apart)."""
-    state = JournalState(claims=claim_entries(records), taints=taint_entries(taints))
-    state.driver = driver_entry(inventory, unavailable)
-    if inventory is not None:
-        state.partitions = partition_entries(inventory)
-        state.devices = {name: {"state": word} for name, word in device_states(inventory).items()}
-    for name, verdict in verdicts.items():
-        entry = state.devices.setdefault(name, {})
-        entry["health"] = verdict.status.value
-        if verdict.word:
-            entry["cause"] = verdict.word
-    return state
+    """What really holds, in the journal's words (the agent's own part apart).
+
+    Args:
+        known: what the journal knows: it still holds wherever nobody can tell now.
+        records: the claims as the checkpoint has them; None: it was not loaded yet.
+        inventory: of the last look at the node; None: there was none yet.
+        unavailable: why the driver does not answer.
+        verdicts: on every device; None: not all were judged yet.
+        taints: as published; None: nothing was yet.
+    """
+    return JournalState(
+        claims=known.claims if records is None else claim_entries(records),
+        devices=device_entries(known, inventory, verdicts),
+        taints=known.taints if taints is None else taint_entries(taints),
+        partitions=partition_entries(known, inventory),
+        driver=driver_entry(known, inventory, unavailable),
+    )

@@ -166,6 +166,7 @@ _GAPS = {
     "damaged": "lines cannot be read",
     "dropped": "records were dropped",
     "clock": "the wall clock jumped",
+    "events": "events of GPUs were not heard",
 }
 
 

@@ -66,8 +66,8 @@ class Journal:
         folder: the journal's own; made when the first record is written.
         boot_id: of the running system; None: unknown.
         max_bytes: of all files together.
-        truth: what really holds, where it is known: asked when records were lost, and when an older journal is taken
-            up. Its ``agent`` is ignored. None: what the records add up to.
+        truth: what really holds, given what the records add up to, which stands wherever nobody can tell: asked when
+            records were lost, and when an older journal is taken up. Its ``agent`` is ignored. None: the records' word.
         lost: told how many records were dropped and why (``queue``, ``error``, ``end``), and of failed writes
             (``write``).
         written: called with every record once it is in the file, in the writer's thread.
@@ -81,7 +81,7 @@ class Journal:
         boot_id: str | None,
         max_bytes: int = MAX_BYTES,
         queued: int = QUEUED,
-        truth: Callable[[], JournalState | None] = lambda: None,
+        truth: Callable[[JournalState], JournalState | None] = lambda _known: None,
         lost: Callable[[str, int], None] = lambda _cause, _count: None,
         written: Callable[[Record], None] = lambda _record: None,
         clock: Clock | None = None,
@@ -318,12 +318,12 @@ class Journal:
 
     def _real(self) -> JournalState | None:
         try:
-            real = self._truth()
+            real = self._truth(self.state())
         except Exception:
             log.exception("the present state cannot be told to the journal")
             return None
         if real is not None:
-            real.agent = self._state.copy().agent
+            real.agent = self.state().agent
         return real
 
     def _record(self, seq: int, draft: Draft, item: _Item) -> Record:

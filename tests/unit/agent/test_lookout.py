@@ -109,6 +109,17 @@ def test_a_gpu_that_fell_ill_between_the_first_slice_and_the_first_look_stays_in
     assert shown.gpus == well.gpus
 
 
+def test_the_watch_that_is_made_behind_the_first_slice_knows_what_is_published(tmp_path: Path) -> None:
+    made = lookout(tmp_path)
+    made._agent.settings.state_dir.mkdir(parents=True)
+    made.view(node())
+    unavailable = {"gpu-0000-1b-00-0": [{"key": "gpu.nvidia.com/driver-unavailable", "effect": "NoSchedule"}]}
+    made.published([{"name": "gpu-0000-1b-00-0"}, {"name": "gpu-0000-1b-00-0-mig-1g-10gb-19-0"}], unavailable)
+    watch = made._made()
+    assert {target.device for target in watch._targets()} == set(made._devices)
+    assert watch.present() == (None, unavailable)
+
+
 def test_metadata_is_what_a_device_is_published_with(tmp_path: Path) -> None:
     made = lookout(tmp_path)
     assert made.metadata("gpu-0") is None

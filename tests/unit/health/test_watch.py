@@ -31,8 +31,10 @@ class Scribe:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
+        self.whole: list[bool] = []
 
-    def verdicts(self, verdicts: dict[str, Verdict]) -> None:
+    def verdicts(self, verdicts: dict[str, Verdict], *, whole: bool = True) -> None:
+        self.whole.append(whole)
         self.told.append(("verdicts", {name: one.status.value for name, one in verdicts.items()}))
 
     def taints(self, taints: Any) -> None:
@@ -122,6 +124,19 @@ def test_a_sick_gpu_is_told_to_the_kubelet_the_claim_the_metrics_and_the_slices(
     assert value("gpudra_devices_health", {"health": "unhealthy"}) == 1
     assert value("gpudra_device_unhealthy", {"device": NAME, "cause": "xid-119"}) == 1
     assert room.look() is False, "what is published already is not published again"
+
+
+def test_verdicts_are_on_all_devices_only_once_the_node_was_read_and_published(room: Room) -> None:
+    room.look()
+    assert room.scribe.whole == [False]
+    assert room.watch.present() == (None, None)
+    room.publish()
+    room.look()
+    assert room.scribe.whole == [False, True], "told again, so that devices that are no more can be forgotten"
+    verdicts, taints = room.watch.present()
+    assert verdicts is not None
+    assert set(verdicts) == {NAME, OTHER_NAME}
+    assert taints == {}
 
 
 @pytest.mark.bug("B104")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -356,3 +358,26 @@ def test_an_empty_uuid_is_no_uuid() -> None:
     assert gpu.state is GpuState.UNREADABLE
     assert gpu.reason is not None
     assert gpu.reason.startswith("nvmlDeviceGetUUID gave an empty UUID for GPU 0000:10:00.0")
+
+
+@pytest.mark.parametrize("code", [NvmlReturn.GPU_IS_LOST, NvmlReturn.TIMEOUT, NvmlReturn.UNKNOWN])
+def test_what_stands_on_a_gpu_that_does_not_answer_is_not_known(code: NvmlReturn) -> None:
+    gpu = single(nvml(nvml_gpu(A, codes={"handle": code})), host(pci_gpu(A)))
+    assert gpu.state is not GpuState.READY
+    assert not gpu.partitions_known
+
+
+@pytest.mark.parametrize(("driver", "known"), [("vfio-pci", True), (None, False)])
+def test_another_driver_takes_a_gpu_without_partitions(driver: str | None, known: bool) -> None:
+    gpu = single(nvml(nvml_gpu(A, codes={"handle": NvmlReturn.NOT_FOUND})), host(pci_gpu(A, driver=driver)))
+    assert gpu.state is GpuState.UNBOUND
+    assert gpu.partitions_known is known
+
+
+def test_a_node_knows_its_gpus_where_the_bus_was_read_whole_and_each_gpu_says_its_address() -> None:
+    def known(*gpus: GpuSnapshot, **bus: Any) -> bool:
+        return build_inventory(nvml(*gpus), host(pci_gpu(A), **bus), mock=False).gpus_known
+
+    assert known(nvml_gpu(A))
+    assert not known(nvml_gpu(A), complete=False)
+    assert not known(nvml_gpu(A), nvml_gpu(None, codes={"handle": NvmlReturn.UNKNOWN}))

@@ -83,7 +83,7 @@ def test_after_a_gap_stands_what_really_holds(folder: Any) -> None:
     journal.record(Kind.PREPARE, claim=CLAIM, data={"phase": "Preparing", "devices": ["gpu-0"]})
     journal.close()
     real = JournalState(claims={"uid-1": {"namespace": "ns", "name": "c", "phase": "Prepared", "devices": ["gpu-0"]}})
-    journal = folder.journal(truth=real.copy)
+    journal = folder.journal(truth=lambda _known: real.copy())
     put(journal)
     journal.settled(WAIT)
     assert journal.state().claims == real.claims

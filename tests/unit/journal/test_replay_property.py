@@ -47,9 +47,9 @@ class World:
         gpus = tuple(Gpu(PciAddress(0, n, 0, 0), state, partitions=parts) for n, state in sorted(self.gpus.items()))
         return NodeInventory("580.1", (13, 0), "13", gpus)
 
-    def truth(self) -> JournalState:
+    def truth(self, known: JournalState) -> JournalState:
         claims = tuple(self.records.values())
-        return present_state(claims, self.inventory(), self.unavailable, self.verdicts, self.taints)
+        return present_state(known, claims, self.inventory(), self.unavailable, self.verdicts, self.taints)
 
     def look(self) -> None:
         self.scribe.claims()
@@ -133,7 +133,7 @@ def test_the_records_add_up_to_what_holds(
         entries = list(read(world.folder))
         state = replay(entry for entry in entries if isinstance(entry, Record))
         state.agent = {}
-        assert state == world.truth()
+        assert state == world.truth(JournalState())
         kept = world.journal.state()
         kept.agent = {}
         assert kept == state

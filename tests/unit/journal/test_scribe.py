@@ -11,7 +11,7 @@ import pytest
 from driver.health.findings import of_event
 from driver.health.monitor import Heard
 from driver.health.verdicts import Status, Verdict
-from driver.journal import replay
+from driver.journal import JournalState, replay
 from driver.journal.scribe import present_state
 from driver.model import Gpu, GpuState, MigPartition, NodeInventory, PciAddress, Placement
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Phase
@@ -210,5 +210,5 @@ def test_what_is_told_adds_up_to_what_holds(desk: Desk) -> None:
     desk.scribe.verdicts(verdicts)
     desk.scribe.taints(taints)
     desk.written()
-    real = present_state(desk.records, inventory, None, verdicts, taints)
+    real = present_state(JournalState(), desk.records, inventory, None, verdicts, taints)
     assert replay(desk.folder.records()) == real

@@ -192,6 +192,31 @@ def test_a_function_without_vendor_or_class_is_skipped_and_the_others_stay(host:
     assert [gpu.address for gpu in read(host).gpus] == ["0000:75:00.0"]
 
 
+@pytest.mark.parametrize("name", ["vendor", "class"])
+def test_a_function_that_does_not_say_what_it_is_may_be_a_gpu_and_one_that_left_meanwhile_is_none(
+    host: HostTree, name: str
+) -> None:
+    host.add(GPU)
+    folder = host.add([*SWITCH, "0000:68:00.0", "0000:70:00.0"])
+    (folder / name).unlink()
+    assert read(host).complete
+    (folder / name).mkdir()  # reading it fails
+    assert not read(host).complete
+
+
+def test_a_bus_that_cannot_be_listed_may_have_more_than_is_seen_and_one_that_is_not_there_has_not(
+    tmp_path: Path, host: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_host(tmp_path / "nothing", host.proc).complete
+    host.add(GPU)
+
+    def refuse(_path: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("native.sysfs.os.listdir", refuse)
+    assert not read(host).complete
+
+
 def test_an_entry_that_is_no_address_is_reported_and_skipped(host: HostTree) -> None:
     host.add(GPU)
     (host.sys / "bus/pci/devices/not-a-device").mkdir()
