@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -201,6 +204,46 @@ def test_in_the_middle_of_an_upgrade_library_and_driver_do_not_fit(nvml: Nvml) -
     assert nvml.number("nvmlDeviceGetCount_v2") == -18
     nvml.node.set_version_mismatch(False)
     assert nvml.number("nvmlDeviceGetCount_v2") == 8
+
+
+_RETRIES = """
+import ctypes, os
+close = ctypes.CDLL(None).dlclose
+close.argtypes = [ctypes.c_void_p]
+
+def attempt():
+    library = ctypes.CDLL(os.environ["GPUDRA_TEST_LIBRARY"])
+    code = library.nvmlInit_v2()
+    if code == 0:
+        assert library.nvmlShutdown() == 0
+    close(library._handle)
+    return code
+
+def of_node(word):
+    found, ours = 0, False
+    for line in open("/proc/self/smaps"):
+        if "-" in line.split()[0]:
+            ours = line.rstrip().endswith(os.environ["GPUDRA_MOCK_NODE"])
+            found += ours and word == "mappings"
+        elif ours and line.startswith(word):
+            found += int(line.split()[1])
+    return found
+
+codes = {attempt() for _ in range(40)}
+print(*codes, of_node("mappings"), of_node("Rss:"))
+"""
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["the driver is gone", "the driver is there"])
+def test_a_library_that_is_loaded_again_and_again_holds_no_memory(tmp_path: Path, loaded: bool) -> None:
+    node = MockNode.create(tmp_path / "root", "dgx-h100")
+    node.set_driver_loaded(loaded)
+    environment = {**os.environ, **node.environment, "GPUDRA_TEST_LIBRARY": str(node.library)}
+    done = subprocess.run([sys.executable, "-c", _RETRIES], env=environment, stdout=subprocess.PIPE, check=True)
+    code, mappings, resident = map(int, done.stdout.split())
+    assert code == (0 if loaded else 9)
+    assert resident == 0
+    assert loaded or mappings == 0, "of sessions that never began nothing is left, not even address space"
 
 
 def test_rules_can_stand_in_the_profile(tmp_path: Path) -> None:

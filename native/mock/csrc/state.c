@@ -238,7 +238,7 @@ static struct opened *remember(struct mock_node *node, const struct stat *facts,
     made->visible = calloc((size_t)node->gpu_count + 1, sizeof(*made->visible));
     made->path = strdup(path);
     made->root = strdup(path);
-    mock.all = made; /* kept even where memory ran out: nothing is ever taken off the list */
+    mock.all = made; /* kept even where memory ran out */
     if (made->root != NULL)
         cut_to_root(made->root);
     return made->devices != NULL && made->visible != NULL && made->path != NULL && made->root != NULL ? made : NULL;
@@ -332,9 +332,38 @@ nvmlReturn_t mock_session(void)
     return mismatch ? NVML_ERROR_LIB_RM_VERSION_MISMATCH : NVML_SUCCESS;
 }
 
+/* Whoever unloads the library leaves the node mapped, because a call that was given up may still be in it. It then costs
+ * address space and no memory: pages come back from the file when somebody reads them after all. */
+static void rest(const struct opened *opened)
+{
+    (void)madvise(opened->node, (size_t)opened->node->size, MADV_DONTNEED);
+}
+
+/* An init has failed, and there will be no shutdown. While the driver is gone it is tried again and again, by a library
+ * that is loaded anew each time: where no session was before in this one, no call can be in the node. */
+static void forget(bool first)
+{
+    struct opened *opened = mock.all;
+    if (opened == NULL)
+        return;
+    if (!first) {
+        if (mock.current != NULL)
+            rest(mock.current);
+        return;
+    }
+    mock.all = mock.current = NULL;
+    munmap(opened->node, (size_t)opened->node->size);
+    free(opened->devices);
+    free(opened->visible);
+    free(opened->path);
+    free(opened->root);
+    free(opened);
+}
+
 nvmlReturn_t mock_open(const char *function)
 {
     pthread_mutex_lock(&mock.lock);
+    const bool first = mock.all == NULL;
     nvmlReturn_t result = mock.references == 0 ? load() : NVML_SUCCESS;
     if (result == NVML_SUCCESS)
         result = mock_session();
@@ -342,15 +371,10 @@ nvmlReturn_t mock_open(const char *function)
         result = mock_rule(function, NULL, false);
     if (result == NVML_SUCCESS)
         __atomic_add_fetch(&mock.references, 1, __ATOMIC_RELEASE);
+    else if (mock.references == 0)
+        forget(first);
     pthread_mutex_unlock(&mock.lock);
     return result;
-}
-
-/* Whoever unloads the library leaves the node mapped, because a call that was given up may still be in it. It then costs
- * address space and no memory: pages come back from the file when somebody reads them after all. */
-static void rest(const struct opened *opened)
-{
-    (void)madvise(opened->node, (size_t)opened->node->size, MADV_DONTNEED);
 }
 
 nvmlReturn_t mock_close(void)
