@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driver.model import PciAddress
 from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.remnant import is_remnant
+from tests.soak import soaktraces
 from tests.soak.soakmodel import LEVELS, Claim
 from tests.support.agents import DRIVER
 
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
 
 _PARTITION = re.compile(r"\A(gpu-.+)-mig-.+-(\d+)-(\d+)\Z")
 _MIG_UUID = re.compile(r"UUID: (MIG-[0-9a-f-]+)")
+_MACHINE = re.compile(r"\Agpu-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-9a-f])-vfio\Z")
 _EXCLUSIVE_PROCESS = 3
-_STATE_FILES = re.compile(
-    r"\A(checkpoint\.json(\.previous|\.reserve|\.damaged-\d+)?|[a-z]+\.(lock|json|json\.tmp)|journal|libraries)\Z"
-)
-"""One temporary file a kind may be left by a kill: the next write takes its place."""
+NVIDIA = "nvidia"
+VFIO = "vfio-pci"
 
 
 def after_event(run: Run) -> None:
@@ -41,6 +42,21 @@ def after_event(run: Run) -> None:
             assert claim.uid in records, f"{claim} is prepared without a record"
             phase = records[claim.uid].phase
             assert phase is Phase.PREPARED, f"{claim} is prepared, its record says {phase}"
+    if run.calm:
+        _hardware_behind(run)
+
+
+def _hardware_behind(run: Run) -> None:
+    """Nothing is wrong with the node: then each prepared claim has its hardware and its file at any time."""
+    stands, drivers = standing(run), soaktraces.drivers(run)
+    for claim in run.claims.values():
+        if not claim.prepared or not claim.exists:
+            continue
+        lacks = set(_partitions(claim)) - set(stands)
+        assert not lacks, f"{claim} is prepared without {lacks}"
+        assert _spec(run, claim.uid).exists(), f"{claim} is prepared without its CDI file"
+        for address in _machines(claim):
+            assert drivers[address] == VFIO, f"{claim} is prepared, and {address} is bound to {drivers[address]}"
 
 
 def _nothing_twice(run: Run, records: dict[str, ClaimRecord]) -> None:
@@ -76,7 +92,13 @@ def whole(run: Run) -> None:
     def is_whole() -> bool:
         devices = run.node.devices()
         uuids = {one["attributes"]["uuid"]["string"] for one in devices if "uuid" in one["attributes"]}
-        return len(devices) == run.world.devices and theirs <= uuids and not taints()
+        names = {one["name"] for one in devices}
+        lent = set(run.pool.names) - names
+        return len(devices) + len(lent) == run.world.devices and theirs <= uuids and not taints() and lent <= away()
+
+    def away() -> set[str]:
+        """GPUs that are not NVML's while a virtual machine has them, or may have."""
+        return {_name(address) for claim in run.claims.values() for address in _machines(claim)}
 
     try:
         run.node.until(is_whole, "the whole pool")
@@ -102,8 +124,12 @@ def at_rest(run: Run) -> None:
     _agree(run, "partitions", lambda: standing(run), wanted)
     _agree(run, "MPS daemons", lambda: len(node.daemon_folders()), _daemons(run, prepared))
     _agree(run, "(compute mode, time slice)", lambda: _settings(run), _wanted_settings(run, prepared))
+    _agree(run, "drivers of the GPUs", lambda: soaktraces.drivers(run), _wanted_drivers(run, prepared))
+    _agree(run, "MIG modes", lambda: _wrong_mig_modes(run), {})
+    programs = [soaktraces.CONTROL] * _daemons(run, prepared)
+    _agree(run, "programs that run for the agent", node.programs, programs)
     _agree(run, "the journal's claims", node.replayed, {uid: str(record.phase) for uid, record in records.items()})
-    _folders(run)
+    _folders(run, prepared)
     for entry in node.log_entries():
         assert "exception" not in entry, f"an exception that nobody expected: {entry['message']}\n{entry['exception']}"
 
@@ -123,12 +149,12 @@ def _files_give_the_right_hardware(run: Run, prepared: dict[str, Claim]) -> None
     uuids = {gpu.address: gpu.uuid for gpu in run.node.node.profile.gpus}
     records = run.node.records()
     for uid, claim in prepared.items():
-        spec = json.loads((run.node.cdi / f"{DRIVER}-claim_{uid}.json").read_text())
+        spec = json.loads(_spec(run, uid).read_text())
         names = {f"{spec['kind']}={device['name']}" for device in spec["devices"]}
         assert names == {one for one in claim.ids if "/metadata=" not in one}, f"{claim} has {names} in its file"
         for device in records[uid].devices:
             assert device.uuid in json.dumps(spec), f"{claim}: its file does not speak of {device.uuid}"
-            if "-mig-" not in device.device:
+            if "-mig-" not in device.device and not device.device.endswith("-vfio"):
                 assert uuids[device.address] == device.uuid, f"{claim} has {device.uuid} at {device.address}"
 
 
@@ -140,9 +166,40 @@ def _partitions(claim: Claim) -> list[tuple[str, int, int]]:
     return [(match[1], int(match[2]), int(match[3])) for match in found if match]
 
 
+def _machines(claim: Claim) -> list[str]:
+    """PCI addresses of the GPUs that a claim hands to a virtual machine."""
+    found = (_MACHINE.match(place.device) for place in claim.places) if not claim.admin else ()
+    return [f"{match[1]}:{match[2]}:{match[3]}.{match[4]}" for match in found if match]
+
+
+def _spec(run: Run, uid: str) -> Path:
+    return run.node.cdi / f"{DRIVER}-claim_{uid}.json"
+
+
+def _wanted_drivers(run: Run, prepared: dict[str, Claim]) -> dict[str, str | None]:
+    lent = {address for claim in prepared.values() for address in _machines(claim)}
+    return {gpu.address: VFIO if gpu.address in lent else NVIDIA for gpu in run.node.node.profile.gpus}
+
+
+def _wrong_mig_modes(run: Run) -> dict[str, int]:
+    """GPUs whose mode is on without a partition, or off below one; where it was on at first it may be either."""
+    with_partitions = {gpu for gpu, _profile, _start in standing(run)}
+    modes = soaktraces.mig_modes(run, lambda address: _is_known(run, address) and address != _theirs(run))
+    return {
+        address: mode
+        for address, mode in modes.items()
+        if mode != int(_name(address) in with_partitions) and mode != run.mig_modes[address]
+    }
+
+
+def _theirs(run: Run) -> str | None:
+    """The GPU on which an administrator makes partitions."""
+    return run.world.partitions[0] if run.world.partitions else None
+
+
 def standing(run: Run) -> list[tuple[str, int, int]]:
     """What stands on the node beside what an administrator made."""
-    theirs = run.world.partitions[0] if run.world.partitions else None
+    theirs = _theirs(run)
     return sorted(
         (_name(gpu.address), one.profile_id, one.start)
         for gpu in run.node.node.profile.gpus
@@ -190,26 +247,35 @@ def _wanted_settings(run: Run, prepared: dict[str, Claim]) -> dict[str, tuple[in
     return {address: (mode, level) for address, (mode, level) in found.items() if _is_known(run, address)}
 
 
-def _folders(run: Run) -> None:
+def _folders(run: Run, prepared: dict[str, Claim]) -> None:
     """No file that is not accounted for, in any folder of ours."""
     node = run.node
     node.until(lambda: len(list(node.registry.glob("*.sock"))) == 1, "one registration socket")
     node.until(lambda: len(list((node.plugins / DRIVER).glob("*.sock"))) == 1, "one DRA socket")
-    strange = [path.name for path in node.state.iterdir() if not _STATE_FILES.match(path.name)]
-    assert not strange, f"in the agent's folder lies {strange}"
+    _agree(run, "files that are nobody's", lambda: soaktraces.strange_files(run, prepared), [])
+    assert soaktraces.journal_fits(run), f"the journal has {soaktraces.journal_bytes(run)} bytes"
     # A partition that is made again after a reset has its file written anew, which may be at this very moment.
     _agree(run, "hidden files in the CDI folder", lambda: [path.name for path in node.cdi.glob(".*")], [])
 
 
-def at_the_end(run: Run) -> None:
-    """All claims are undone: the node is as it was before, and the agent leaves it in order."""
+def as_before(run: Run) -> None:
+    """All claims are undone: the node is as it was before the first of them."""
     node = run.node
     assert node.records() == {}
     assert {path.name for path in node.specs()} == run.foreign
     assert not _metadata_folders(run)
     assert standing(run) == []
     assert node.daemon_folders() == []
+    assert node.programs() == []
     assert set(_settings(run).values()) <= {(0, 0)}
+    assert set(soaktraces.drivers(run).values()) == {NVIDIA}
+    assert {device["name"] for device in node.devices()} == set(run.pool.names)
+
+
+def at_the_end(run: Run) -> None:
+    """The agent leaves the node in order."""
+    node = run.node
     assert node.end() == 0
+    assert node.programs() == []
     assert list(node.registry.iterdir()) == []
     assert list((node.plugins / DRIVER).glob("*.sock")) == []

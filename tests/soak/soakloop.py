@@ -9,13 +9,15 @@ from collections.abc import Callable
 
 from tests.soak import soakchecks
 from tests.soak.soakevents import EVENTS, Event
-from tests.soak.soaknode import Figures
+from tests.soak.soakleaks import Figures, largest
 from tests.soak.soakrun import WORLDS, Run, opened
 
 _TAIL = 40
 _TROUBLE_LASTS = (2, 9)
 """Events from the first trouble to the rest that ends it."""
 _REST_EVERY = 60
+_EMPTY_EVERY = 5
+"""Rests to one at which all claims end."""
 
 
 class SoakError(AssertionError):
@@ -55,7 +57,7 @@ def soak(
         SoakError: with the seed, the last events and the first thing that does not hold.
     """
     began = time.monotonic()
-    with opened(WORLDS[world], seed) as run:
+    with opened(WORLDS[world], seed, exact=not restarts) as run:
         try:
             _events(run, events, [event for event in EVENTS if restarts or not event.restarts], say)
             run.finish()
@@ -67,13 +69,12 @@ def soak(
                 f"now wrong with the node: {', '.join(run.troubles) or 'nothing'}\nthe last events:\n{tail}\n"
                 f"the agent's last words:\n{run.node.recent(150)}"
             ) from error
-    most = Figures(*(max(getattr(one, name) for one in run.figures) for name in ("descriptors", "threads", "rss_mib")))
-    seconds = time.monotonic() - began
-    return Result(world, seed, events, seconds, run.counts, run.figures[0], run.figures[-1], most, len(run.figures))
+    seconds, found = time.monotonic() - began, run.figures
+    return Result(world, seed, events, seconds, run.counts, found[0], found[-1], largest(found), len(found))
 
 
 def _events(run: Run, events: int, choice: list[Event], say: Callable[[str], None]) -> None:
-    until_rest = _REST_EVERY
+    until_rest, rests = _REST_EVERY, 0
     for number in range(1, events + 1):
         calm = run.calm
         happened = _one(run, choice)
@@ -83,8 +84,13 @@ def _events(run: Run, events: int, choice: list[Event], say: Callable[[str], Non
             until_rest = min(until_rest, run.chance.randint(*_TROUBLE_LASTS))
         until_rest -= 1
         if until_rest <= 0:
-            run.rest()
-            run.history.append("       at rest")
+            rests += 1
+            if rests % _EMPTY_EVERY:
+                run.rest()
+                run.history.append("       at rest")
+            else:
+                run.empty()
+                run.history.append("       at rest, without claims")
             until_rest = _REST_EVERY
         if number % 100 == 0:
             say(f"{number} events, {len(run.claims)} claims, {run.figures[-1] if run.figures else ''}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,9 +31,13 @@ class Config:
 
     strategy: str
     interval: str | None = None
+    text: str | None = None
+    """The whole document as JSON, instead of one that is made from the rest."""
 
     def parameters(self, *, partition: bool) -> JSON:
         """The opaque configuration."""
+        if self.text is not None:
+            return json.loads(self.text)  # type: ignore[no-any-return] # a document
         sharing: JSON = {"strategy": self.strategy}
         if self.strategy == "MPS":
             sharing["mpsConfig"] = {"defaultActiveThreadPercentage": 50}
@@ -150,6 +155,8 @@ class Pool:
         if place.share is not None:
             return (None, Config("MPS"), Config("TimeSlicing", "Long"))[self.names.index(place.device) % 3]
         roll = chance.random()
+        if place.device.endswith("-vfio"):
+            return None
         if roll < 0.12:
             return Config("MPS")
         if roll < 0.3 and "-mig-" not in place.device:

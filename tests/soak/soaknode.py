@@ -7,10 +7,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,46 +20,11 @@ from driver.prepare.records import ClaimRecord
 from kubeletplugin.api import ClaimRef
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
 from kubeletplugin.testing.plugin_manager import KubeletError, RegisteredPlugin
-from native.mock import MockNode, build
+from native.mock import MockNode
+from tests.soak.soakleaks import Figures
+from tests.soak.soakpage import EXACT, Page, preloaded
 from tests.support.agents import DRIVER, Scene
-
-_CLOCK = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <time.h>
-
-/* Whoever is told its time by the wall clock is told it with an offset, which others may change while it runs. */
-int clock_gettime(clockid_t which, struct timespec *now)
-{
-    static int (*next)(clockid_t, struct timespec *);
-    static volatile const long long *offset;
-    if (next == NULL)
-        next = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    int code = next(which, now);
-    if (offset == NULL) {
-        int file = open(getenv("SOAK_CLOCK"), O_RDONLY | O_CLOEXEC);
-        offset = mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
-    }
-    if (code == 0 && which == CLOCK_REALTIME)
-        now->tv_sec += *offset;
-    return code;
-}
-"""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a process holds."""
-
-    descriptors: int
-    threads: int
-    rss_mib: float
-
-    def __str__(self) -> str:
-        return f"{self.descriptors} descriptors, {self.threads} threads, {self.rss_mib:.1f} MiB"
+from tests.support.preload import Control
 
 
 class SoakNode(Scene):
@@ -69,20 +32,29 @@ class SoakNode(Scene):
 
     flags: Mapping[str, object]
     """The agent's settings, beside those of every scene."""
+    disk: Control
+    """Lets calls fail that change the agent's files."""
 
-    def prepare_clock(self) -> None:
-        """Give the agent a wall clock that can be set."""
-        source, library = self.folder / "clock.c", self.folder / "clock.so"
-        source.write_text(_CLOCK)
-        subprocess.run([build.compiler(), "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-        self._clock = self.folder / "clock"
-        self._clock.write_bytes(bytes(8))
-        self.environment = {"LD_PRELOAD": str(library), "SOAK_CLOCK": str(self._clock)}
+    def equip(self, *, exact: bool) -> None:
+        """Give the agent a wall clock that can be set, files whose changes can fail, and a heap that can be measured.
 
-    def jump(self, seconds: int) -> None:
-        """Let the wall clock be so far from the machine's."""
-        with self._clock.open("r+b") as file:
-            file.write(seconds.to_bytes(8, "little", signed=True))
+        Args:
+            exact: whether the heap is measured to the byte, at the price of an allocator that is not Python's own.
+        """
+        self.page = Page(self.folder)
+        self.disk = Control(self.folder, self.folder, str(self.node.root))
+        self.exact = exact
+        self.environment = {
+            **self.page.environment,
+            **self.disk.environment,
+            **preloaded(self.page.library, self.disk.environment["LD_PRELOAD"]),
+            **(EXACT if exact else {}),
+            "MALLOC_ARENA_MAX": "2",  # as in the image
+        }
+
+    def mend_disk(self) -> None:
+        """All files can be written again."""
+        self.disk.mend()
 
     # the log: read once
 
@@ -144,7 +116,25 @@ class SoakNode(Scene):
         folder = Path(f"/proc/{self.process.pid}")
         status = (folder / "status").read_text()
         rss = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-        return Figures(len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())), rss / 1024)
+        heap = self.page.heap(self.alive) if self.exact else None
+        descriptors, threads = (len(list((folder / name).iterdir())) for name in ("fd", "task"))
+        return Figures(descriptors, threads, rss / 1024, None if heap is None else heap / 1024)
+
+    def programs(self) -> list[str]:
+        """The programs that run for this node's agent or have ended and were never waited for, beside itself."""
+        return sorted(name for pid in Path("/proc").glob("[0-9]*") if (name := self._program(pid)) is not None)
+
+    def _program(self, process: Path) -> str | None:
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            if self.process is None or int(process.name) in (self.process.pid, os.getpid()):
+                return None
+            if fields[0] == "Z" and int(fields[1]) == self.process.pid:
+                return "one that has ended"
+            ours = str(self.folder).encode() in (process / "environ").read_bytes()
+            return (process / "comm").read_text().strip() if ours else None
+        except OSError:
+            return None  # it has just gone
 
     def reboot(self) -> None:
         """The agent is gone, and all that a boot does not keep."""
@@ -156,8 +146,21 @@ class SoakNode(Scene):
         shutil.rmtree(self.mps, ignore_errors=True)
         for path in self.cdi.glob("*"):
             path.unlink()
+        self._unbind()
         self.node.reboot()
         self.kubelet.restart()
+
+    def _unbind(self) -> None:
+        """Each GPU is the NVIDIA driver's again: no override of a driver outlasts a boot."""
+        folder = self.node.root / "sys/bus/pci/devices"
+        for gpu in self.node.profile.gpus:
+            override = folder / gpu.address / "driver_override"
+            if override.exists():
+                self.node.kernel.write(override, "\n")
+            if self.node.kernel.driver(gpu.address) == "vfio-pci":
+                self.node.kernel.write(folder / gpu.address / "driver/unbind", gpu.address)
+            if self.node.kernel.driver(gpu.address) is None:
+                self.node.kernel.write(folder.parent / "drivers_probe", gpu.address)
 
     def reset(self, address: str) -> None:
         """Reset a GPU that was lost, without which it would not work again; nothing of MIG and modes is left."""
@@ -213,15 +216,15 @@ def ref(name: str, uid: str) -> ClaimRef:
 
 
 @contextlib.contextmanager
-def soak_node(profile: str, flags: Mapping[str, object]) -> Iterator[SoakNode]:
-    """A node whose kubelet runs and whose agent does not yet."""
+def soak_node(profile: str, flags: Mapping[str, object], *, exact: bool) -> Iterator[SoakNode]:
+    """A node whose kubelet runs and whose agent does not yet; ``exact``: as ``SoakNode.equip`` takes it."""
     folder = Path(tempfile.mkdtemp(prefix="k"))  # paths of sockets are short
     try:
         with EmbeddedApiServer() as server:
             made = SoakNode(folder, server, MockNode.create(folder / "node", profile))
             made.flags = {"mps_dir": made.mps, **flags}
             try:
-                made.prepare_clock()
+                made.equip(exact=exact)
                 made.kubelet.start()
                 yield made
             finally:

@@ -18,9 +18,10 @@ from driver.prepare import is_remnant
 from kubeletplugin.client import ApiError, ApiUnreachableError
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc
 from kubeletplugin.testing.plugin_manager import KubeletError
-from tests.soak import soakchecks
+from tests.soak import soakchecks, soaktraces
+from tests.soak.soakleaks import Figures, Sample, leaks
 from tests.soak.soakmodel import JSON, Claim, Config, Place, Pool
-from tests.soak.soaknode import Figures, SoakNode, soak_node
+from tests.soak.soaknode import SoakNode, soak_node
 from tests.support.agents import CLAIMS, DRIVER, RESOURCES
 
 CALL_SECONDS = 45.0
@@ -42,6 +43,10 @@ class World:
     flags: dict[str, object]
     partitions: tuple[str, str] | None = None
     """GPU and what an administrator makes on it at each boot."""
+    machines: tuple[str, ...] = ()
+    """GPUs that virtual machines may have."""
+    program: tuple[str, ...] = ()
+    """What Python runs as ``gpudra``, where it is not the agent's own."""
 
 
 _QUICK: dict[str, object] = {
@@ -63,6 +68,14 @@ WORLDS = {
         {**_QUICK, "mig": "static", "shares": json.dumps({"index=0": 4, "index=1": 4})},
         ("0000:df:00.0", "9:4,14:0,14:2"),
     ),
+    "machines": World(
+        "machines",
+        "dgx-h100",
+        10,
+        {**_QUICK, "mig": "static", "passthrough_devices": "index=6,index=7"},
+        machines=("0000:cd:00.0", "0000:df:00.0"),
+        program=("-m", "tests.support.kernelagent"),
+    ),
 }
 
 
@@ -73,7 +86,7 @@ class Run:
     world: World
     node: SoakNode
     chance: random.Random
-    pool: Pool = field(init=False)
+    pool: Pool = field(default_factory=lambda: Pool(()))
     claims: dict[str, Claim] = field(default_factory=dict)
     troubles: dict[str, Callable[[], None]] = field(default_factory=dict)
     """What is wrong with the node or around it now -> what ends it."""
@@ -89,15 +102,19 @@ class Run:
     base: Figures | None = None
     life: int = 0
     """Events since the agent was started."""
+    samples: list[Sample] = field(default_factory=list)
+    """Of this agent's life, each at a moment without claims."""
     figures: list[Figures] = field(default_factory=list)
     port: int = 0
+    mig_modes: dict[str, int] = field(default_factory=dict)
+    """Address -> MIG mode, as they were before the first claim."""
 
     # the scheduler and the kubelet
 
-    def allocate(self, *places: Place, **changes: object) -> Claim:
-        """A new claim with these devices, as the API server shows it."""
+    def allocate(self, *places: Place, name: str = "", **changes: object) -> Claim:
+        """A new claim with these devices, as the API server shows it; ``name``: not one of its own."""
         self.numbers += 1
-        name = f"c{self.numbers}"
+        name = name or f"c{self.numbers}"
         claim = Claim(name, "", places, static=self.world.partitions is not None, **changes)  # type: ignore[arg-type] # named fields of a Claim
         if not claim.admin and not claim.hopeless:
             self.pool.take(places)
@@ -108,14 +125,19 @@ class Run:
         self.claims[claim.uid] = claim
         return claim
 
-    def wish(self) -> Claim | None:
-        """A claim for something that is free, in a random manner; None: nothing is."""
+    def wish(self, name: str = "") -> Claim | None:
+        """A claim for something that is free, in a random manner; None: nothing is. ``name``: not one of its own."""
         free = self.pool.free()
         if not free:
             return None
         place = self.chance.choice(free)
         config = self.pool.config(place, self.chance)
-        return self.allocate(place, config=config)
+        return self.allocate(place, name=name, config=config)
+
+    def some(self, wanted: Callable[[Claim], bool] = lambda _claim: True) -> Claim | None:
+        """One of the claims that are wanted."""
+        found = [claim for claim in self.claims.values() if wanted(claim)]
+        return self.chance.choice(found) if found else None
 
     def prepare(self, *claims: Claim, timeout: float = CALL_SECONDS) -> None:
         """Ask, and judge the answer. What must succeed is asked for again as the kubelet does."""
@@ -259,10 +281,24 @@ class Run:
         ):
             raise InvariantError(f"the agent had {self.base} and has {found} after {self.life} events")
 
+    def empty(self) -> None:
+        """A rest, after which all claims end; then all is as before the first of them, and what the agent holds by now
+        is compared with what it held at other such moments."""
+        self.rest()
+        for claim in list(self.claims.values()):
+            self._insist_on_gone(claim)
+        soakchecks.whole(self)
+        soakchecks.at_rest(self)
+        soakchecks.as_before(self)
+        self.samples.append(Sample(self.life, self.node.figures()))
+        if found := leaks(self.samples):
+            raise InvariantError("; ".join(found))
+
     def begin(self) -> None:
         """Start an agent."""
         self.node.begin()
         self.base, self.life = None, 0
+        self.samples.clear()
         self.stale.clear()
 
     def boot(self) -> None:
@@ -285,10 +321,7 @@ class Run:
 
     def finish(self) -> None:
         """Everything is given back: nothing of it is left, and the agent ends in order."""
-        self.rest()
-        for claim in list(self.claims.values()):
-            self.unprepare(claim)
-        self.rest()
+        self.empty()
         soakchecks.at_the_end(self)
 
 
@@ -307,12 +340,15 @@ def claim_document(name: str, requests: list[JSON]) -> JSON:
 
 
 @contextlib.contextmanager
-def opened(world: World, seed: int) -> Iterator[Run]:
-    """A run whose agent has published everything and has no claims."""
-    with soak_node(world.profile, world.flags) as node:
+def opened(world: World, seed: int, *, exact: bool = False) -> Iterator[Run]:
+    """A run whose agent has published everything and has no claims; ``exact``: as ``SoakNode.equip`` takes it."""
+    with soak_node(world.profile, world.flags, exact=exact) as node:
+        if world.program:
+            node.program = world.program
         run = Run(world, node, random.Random(seed))
         run.port = int(node.server.url.rpartition(":")[2])
         run.boot()
+        run.mig_modes = soaktraces.mig_modes(run, lambda _address: True)
         run.begin()
         soakchecks.whole(run)
         run.pool = Pool(node.client.get(f"{RESOURCES}/resourceslices")["items"])
