@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from driver.journal.scribe import Scribe
     from driver.node import NodeReader
     from driver.shapekeeper import ShapeKeeper
-    from kubeletplugin.healthserver import HealthServer
     from native.nvml.session import NvmlSession
     from native.uevents import UeventWatcher
 
@@ -64,7 +63,6 @@ DRIVER_TAINT = "gpu.nvidia.com/driver-unavailable"
 class _Parts(msgspec.Struct, frozen=True):
     """What is started after the registration, to be ended in reverse."""
 
-    health: HealthServer | None
     uevents: UeventWatcher
 
 
@@ -124,6 +122,8 @@ class Agent:
             self._plugin.start()
         except SocketError:
             log.exception("the plugin cannot be served")
+            if (port := self._plugin.probe_port) is not None:
+                log.info("health is served", extra={"port": port})
             return 1
         ahead.import_reading(self._settings.nvml_backend)
         self._discovery.start()
@@ -167,7 +167,6 @@ class Agent:
         from importlib import metadata
 
         from kubeletplugin.events import EventRecorder
-        from kubeletplugin.healthserver import HealthServer
         from native.uevents import UeventWatcher
 
         settings = self._settings
@@ -178,22 +177,17 @@ class Agent:
         node: api.JSON = {"apiVersion": "v1", "kind": "Node", "name": settings.node_name, "uid": settings.node_name}
         events = EventRecorder(self._client, component="gpudra-agent", host=settings.node_name)
         self._observer.attach(events, node)
-        health = None
         try:
             if settings.metrics_port >= 0:
                 port = metrics.serve(settings.metrics_port, settings.metrics_address)
                 log.info("metrics are served", extra={"port": port})
-            if settings.health_port >= 0:
-                checks = {"liveness": self._plugin.liveness, "readiness": self._readiness}
-                health = HealthServer(f"{settings.metrics_address}:{settings.health_port}", checks)
-                log.info("health is served", extra={"port": health.start()})
-        except (OSError, SocketError) as err:
-            log.error("a port cannot be served: %s; choose another one or -1 for none", err)  # noqa: TRY400
+        except OSError as err:
+            log.error("metrics cannot be served: %s; choose another port or -1 for none", err)  # noqa: TRY400
             return None
         uevents = UeventWatcher(self._discovery.request, sys_root=Path(settings.sys_root))
         uevents.start()
         self._lookout.start(self._plugin, self._discovery, version)
-        return _Parts(health, uevents)
+        return _Parts(uevents)
 
     def _shut_down(self, parts: _Parts) -> None:
         log.info("ending: calls in hand are finished, published slices stay")
@@ -203,8 +197,6 @@ class Agent:
         self._discovery.stop(1.0)
         self._plugin.stop(SHUTDOWN_SECONDS)
         self._offering.close()
-        if parts.health is not None:
-            parts.health.stop()
         self._observer.close()
         self._lookout.close()
         if self._shapes is not None:
@@ -374,6 +366,8 @@ class Agent:
         if not settings.shape_namespace:
             return None
         from driver.shapekeeper import ShapeKeeper
+            probe_address=_host_and_port(settings.metrics_address, settings.health_port),
+            checks={"readiness": self._readiness},
 
         return ShapeKeeper(
             self._client,
@@ -421,3 +415,10 @@ class Agent:
         for record in with_other_hardware(before, self._preparer.prepared()):
             self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self._lookout.condition))
         self._patient.changed()
+
+
+def _host_and_port(address: str, port: int) -> str | None:
+    """As gRPC takes it; None for a negative port, which means none."""
+    if port < 0:
+        return None
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

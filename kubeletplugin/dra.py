@@ -121,10 +121,41 @@ class DraServiceV1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
         return dra_v1beta1_pb2.NodeUnprepareResourcesResponse.FromString(reply.SerializeToString())
 
 
-def add_services(server: grpc.Server, service: DraService) -> None:
-    """Puts both versions on the server."""
-    dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(service, server)
-    dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(DraServiceV1beta1(service), server)
+def dra_handlers(service: DraService) -> list[grpc.GenericRpcHandler]:
+    """What a server needs to serve both versions."""
+    old = DraServiceV1beta1(service)
+    return [
+        grpc.method_handlers_generic_handler(
+            "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
+            {
+                "NodePrepareResources": grpc.unary_unary_rpc_method_handler(
+                    service.NodePrepareResources,
+                    request_deserializer=dra_v1_pb2.NodePrepareResourcesRequest.FromString,
+                    response_serializer=dra_v1_pb2.NodePrepareResourcesResponse.SerializeToString,
+                ),
+                "NodeUnprepareResources": grpc.unary_unary_rpc_method_handler(
+                    service.NodeUnprepareResources,
+                    request_deserializer=dra_v1_pb2.NodeUnprepareResourcesRequest.FromString,
+                    response_serializer=dra_v1_pb2.NodeUnprepareResourcesResponse.SerializeToString,
+                ),
+            },
+        ),
+        grpc.method_handlers_generic_handler(
+            "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
+            {
+                "NodePrepareResources": grpc.unary_unary_rpc_method_handler(
+                    old.NodePrepareResources,
+                    request_deserializer=dra_v1beta1_pb2.NodePrepareResourcesRequest.FromString,
+                    response_serializer=dra_v1beta1_pb2.NodePrepareResourcesResponse.SerializeToString,
+                ),
+                "NodeUnprepareResources": grpc.unary_unary_rpc_method_handler(
+                    old.NodeUnprepareResources,
+                    request_deserializer=dra_v1beta1_pb2.NodeUnprepareResourcesRequest.FromString,
+                    response_serializer=dra_v1beta1_pb2.NodeUnprepareResourcesResponse.SerializeToString,
+                ),
+            },
+        ),
+    ]
 
 
 def _refs(claims: Iterable[dra_v1_pb2.Claim]) -> list[ClaimRef]:

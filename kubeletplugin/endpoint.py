@@ -1,4 +1,4 @@
-"""A gRPC server behind unix sockets, from the first bind to the last file that is removed."""
+"""A gRPC server behind unix sockets and perhaps a port, from the first bind to the last file that is removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import msgspec
 
-from kubeletplugin.sockets import BoundSocket, SocketError, bind_server
+from kubeletplugin.sockets import BoundSocket, SocketError, bind_port, bind_server
 
 
 class PooledServer(msgspec.Struct, frozen=True):
@@ -26,21 +26,27 @@ class PooledServer(msgspec.Struct, frozen=True):
 
 
 class Endpoint:
-    """A running server and its sockets."""
+    """A running server and its sockets.
 
-    def __init__(self, server: PooledServer, sockets: Sequence[BoundSocket]) -> None:
+    Attributes:
+        port: of the probes; None: there is none.
+    """
+
+    def __init__(self, server: PooledServer, sockets: Sequence[BoundSocket], port: int | None) -> None:
+        self.port = port
         self._server = server
         self._sockets = sockets
 
     @classmethod
-    def serve(cls, server: PooledServer, paths: Sequence[Path]) -> Endpoint:
-        """Bind the paths in their order and start.
+    def serve(cls, server: PooledServer, paths: Sequence[Path], address: str | None) -> Endpoint:
+        """Bind the address, then the paths in their order, and start.
 
         Raises:
-            SocketError: a path cannot be used; nothing is left behind.
+            SocketError: an address or path cannot be used; nothing is left behind.
         """
         bound: list[BoundSocket] = []
         try:
+            port = None if address is None else bind_port(server.server, address)
             bound.extend(bind_server(server.server, path) for path in paths)
         except SocketError:
             server.end(0)
@@ -48,7 +54,7 @@ class Endpoint:
                 socket.remove()
             raise
         server.server.start()
-        return cls(server, bound)
+        return cls(server, bound, port)
 
     def drain(self, grace: float) -> None:
         """Refuse new calls and wait at most ``grace`` seconds for running ones. The files stay."""

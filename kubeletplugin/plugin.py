@@ -21,9 +21,11 @@ import grpc
 
 from kubeletplugin.api import ClaimRef, DeviceStatus, Handler, NullObserver, Observer, PreparedDevice
 from kubeletplugin.calls import ClaimCalls
-from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, add_services
+from kubeletplugin.doors import Doors
+from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, dra_handlers
 from kubeletplugin.endpoint import Endpoint, PooledServer
 from kubeletplugin.neighbours import Neighbour, find_neighbours, instance_handler
+from kubeletplugin.probes import Check, Probes
 from kubeletplugin.proto import dra_v1_pb2, dra_v1_pb2_grpc, registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.registration import Registered, RegistrationService, registration_handler
 from kubeletplugin.sockets import (
@@ -36,7 +38,7 @@ from kubeletplugin.sockets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -89,6 +91,10 @@ class Plugin:
         exclusive: run one handler call at a time on the whole node, those of another instance included (an upgrade
             runs two for a while). For drivers whose state is in files; they read it again in each call.
 
+        probe_address: ``host:port`` for the pod's gRPC probes, as gRPC takes it (``0.0.0.0:8081``, ``[::]:8081``); port
+            0 takes a free one. Nothing but probes is answered there. None: there are none.
+        checks: what probes may ask for by name, beside or instead of ``liveness`` and ``readiness``, which are the
+            plugin's methods of these names.
     Raises:
         ValueError: a name or number cannot be used.
     """
@@ -111,6 +117,8 @@ class Plugin:
         cdi_dir: Path = Path("/var/run/cdi"),
         exclusive: bool = False,
     ) -> None:
+        probe_address: str | None = None,
+        checks: Mapping[str, Check] | None = None,
         _check(driver_name, call_deadline)
         self.driver_name = driver_name
         self.node_name = node_name
@@ -130,6 +138,8 @@ class Plugin:
         self._service = DraService(self._calls, call_deadline)
         self._health = _health_service(health)
         self._lock = threading.Lock()
+        self._probe_address = probe_address
+        self._probes = Probes({"liveness": self.liveness, "readiness": self.readiness} | dict(checks or {}))
         self._paths: SocketPaths | None = None
         self._endpoint: Endpoint | None = None
         self._publisher: Publisher | None = None
@@ -151,7 +161,8 @@ class Plugin:
             make_folder(paths.registration.parent, private=False)
             named, paths = paths, fresh_paths(paths, self.driver_name, self._instance_uid)
             # The kubelet finds the plugin by the registration socket, which is therefore the last.
-            self._endpoint = Endpoint.serve(self._make_server(paths), (paths.dra, paths.registration))
+            sockets = (paths.dra, paths.registration)
+            self._endpoint = Endpoint.serve(self._make_server(paths), sockets, self._probe_address)
             self._paths = paths
             remove_dead(named, self.driver_name, self._instance_uid)
         log.info("serving %s at %s, registration at %s", self.driver_name, paths.dra, paths.registration)
@@ -260,6 +271,13 @@ class Plugin:
         """Stops it with the default grace."""
         self.stop()
 
+        self._probes.close()
+
+    @property
+    def probe_port(self) -> int | None:
+        """The port on which probes are answered; ``None`` where there is none, before ``start`` and after ``stop``."""
+        with self._lock:
+            return None if self._endpoint is None else self._endpoint.port
     def liveness(self, timeout: float = 1.0) -> str | None:
         """Walks the kubelet's own way through both sockets; what is wrong, or ``None``.
 
@@ -310,9 +328,9 @@ class Plugin:
         return [neighbour for neighbour in neighbours if not neighbour.related]
 
     def _make_server(self, paths: SocketPaths) -> PooledServer:
-        """One server for both sockets: each server has threads of its own, which look for work several times a second.
+        """One server for all: each server has threads of its own, which look for work several times a second.
 
-        Who the kubelet asks by which socket makes no difference, for both are root's alone.
+        By which of its sockets the kubelet asks makes no difference, for both are root's alone.
         """
         # Threads of the server only wait for a worker, or for the claim's turn; they must outnumber the workers so
         # that a call which has to wait too long is told so.
@@ -321,9 +339,8 @@ class Plugin:
         services = (*SERVICES, *(self._health.services() if self._health is not None else ()))
         registration = RegistrationService(self.driver_name, paths.dra, services, self.registered, self._observer)
         health = self._health.handlers() if self._health is not None else []
-        handlers = [registration_handler(registration, own), instance_handler(), *health]
-        server = grpc.server(pool, handlers=handlers, options=SERVER_OPTIONS)
-        add_services(server, self._service)
+        local = [*dra_handlers(self._service), registration_handler(registration, own), instance_handler(), *health]
+        server = grpc.server(pool, handlers=[Doors(local, [self._probes])], options=SERVER_OPTIONS)
         return PooledServer(server, (pool, own))
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import grpc
 import msgspec
 
 from kubeletplugin.api import Observer
+from kubeletplugin.doors import OnThreadsOf
 from kubeletplugin.operation import operation
 from kubeletplugin.proto import registration_v1_pb2, registration_v1_pb2_grpc
 
@@ -115,27 +114,14 @@ def registration_handler(service: RegistrationService, pool: ThreadPoolExecutor)
         SERVICE,
         {
             "GetInfo": grpc.unary_unary_rpc_method_handler(
-                _OnThreadsOf(pool, service.GetInfo),
+                OnThreadsOf(pool, service.GetInfo),
                 request_deserializer=registration_v1_pb2.InfoRequest.FromString,
                 response_serializer=registration_v1_pb2.PluginInfo.SerializeToString,
             ),
             "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(
-                _OnThreadsOf(pool, service.NotifyRegistrationStatus),
+                OnThreadsOf(pool, service.NotifyRegistrationStatus),
                 request_deserializer=registration_v1_pb2.RegistrationStatus.FromString,
                 response_serializer=registration_v1_pb2.RegistrationStatusResponse.SerializeToString,
             ),
         },
     )
-
-
-class _OnThreadsOf:
-    """A method that gRPC runs in threads of its own instead of the server's."""
-
-    def __init__(self, pool: ThreadPoolExecutor, method: Callable[[Any, grpc.ServicerContext], Any]) -> None:
-        self.experimental_thread_pool = pool
-        """The name by which grpc._server finds it; without that the server's own threads would answer."""
-        self._method = method
-
-    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Answer a call."""
-        return self._method(request, context)

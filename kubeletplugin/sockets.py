@@ -235,6 +235,21 @@ def bind_server(server: grpc.Server, path: Path) -> BoundSocket:
     return BoundSocket(path, file_identity(found))
 
 
+def bind_port(server: grpc.Server, address: str) -> int:
+    """Binds a server that is not started yet to ``host:port`` as gRPC takes it; the port (a free one for 0).
+
+    Raises:
+        SocketError: the address cannot be bound.
+    """
+    try:
+        return int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        raise SocketError(
+            f"probe address {address} cannot be bound: {error}; another process of this node or of the pod uses the"
+            " port, choose another"
+        ) from error
+
+
 def _refuse_other_files(path: Path) -> None:
     try:
         mode = path.lstat().st_mode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -319,16 +320,23 @@ def test_metrics_and_health_are_served(scene: Scene) -> None:
     assert "gpudra_registered 1.0" in text
 
 
-def test_a_port_that_is_taken_ends_it_with_a_clear_word(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("port", "word"),
+    [
+        ("metrics_port", "metrics cannot be served.* in use; choose another port or -1 for none"),
+        ("health_port", r"probe address 127\.0\.0\.1:\d+ cannot be bound.*; another process .* choose another"),
+    ],
+)
+def test_a_port_that_is_taken_ends_it_with_a_clear_word(scene: Scene, port: str, word: str) -> None:
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        scene.start(metrics_port=taken.getsockname()[1], metrics_address="127.0.0.1")
+        scene.start(**{"metrics_address": "127.0.0.1", port: taken.getsockname()[1]})
         assert scene.process is not None
         assert scene.process.wait(30) == 1
-    assert scene.logged("choose another one or -1 for none")
+    assert [entry for entry in scene.logged("") if re.search(word, json.dumps(entry))]
     assert list(scene.registry.iterdir()) == []
 
 
