@@ -120,10 +120,10 @@ class Agent:
         self._offering.resume(self._preparer.prepared())
         try:
             self._plugin.start()
-        except SocketError:
-            log.exception("the plugin cannot be served")
             if (port := self._plugin.probe_port) is not None:
                 log.info("health is served", extra={"port": port})
+        except SocketError:
+            log.exception("the plugin cannot be served")
             return 1
         ahead.import_reading(self._settings.nvml_backend)
         self._discovery.start()
@@ -359,6 +359,8 @@ class Agent:
             health=self._lookout.board,
             metadata_versions=listed(settings.metadata_versions),
             cdi_dir=Path(settings.cdi_dir),
+            probe_address=_host_and_port(settings.metrics_address, settings.health_port),
+            checks={"readiness": self._readiness},
         )
 
     def _make_shape_keeper(self) -> ShapeKeeper | None:
@@ -366,8 +368,6 @@ class Agent:
         if not settings.shape_namespace:
             return None
         from driver.shapekeeper import ShapeKeeper
-            probe_address=_host_and_port(settings.metrics_address, settings.health_port),
-            checks={"readiness": self._readiness},
 
         return ShapeKeeper(
             self._client,

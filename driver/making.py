@@ -79,7 +79,11 @@ def make_preparer(
             hook_path=settings.cdi_hook,
         ),
         nodes=nodes,
-        steps=[MigStep(door, mig, nodes, lambda: boot_id, faults, changed), *offering.steps()],
+        steps=[
+            *offering.first_steps(boot_id),
+            MigStep(door, mig, nodes, lambda: boot_id, faults, changed),
+            *offering.steps(),
+        ],
         mig=mig,
         boot_id=lambda: boot_id,
         faults=faults,

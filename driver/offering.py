@@ -16,6 +16,7 @@ from driver.model import Gpu, GpuState, NodeInventory, Passthrough, PciAddress, 
 from driver.names import DeviceName
 from driver.prepare.config import Strategy
 from driver.prepare.effective import sharing_of
+from driver.prepare.sharing import DEBTS_FILE
 from driver.prepare.sharing.lazy import LazyStep
 from driver.settings import Settings, listed
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from driver.prepare import ClaimRecord
     from driver.prepare.config import DeviceConfig
     from driver.prepare.sharing.daemons import Daemons
+    from driver.prepare.sharing.modes import GpuModes
     from driver.prepare.sharing.mps import MpsStep
     from driver.prepare.steps import Step
     from native.commands import DriverPrograms
@@ -51,8 +53,29 @@ class Offering:
         self._release = release
         self._policy: Policy | None = None
         self._said: frozenset[Problem] = frozenset()
+        self._boot_id: str | None = None
+        self._making = threading.Lock()
+        self._modes: GpuModes | None = None
         self._mps = self._lazy_mps()
         self._restarts = 0
+
+    def first_steps(self, boot_id: str | None) -> tuple[Step, ...]:
+        """The steps that come before anything of a GPU is changed.
+
+        Args:
+            boot_id: of the running system; None: unknown.
+        """
+        self._boot_id = boot_id
+        modes = LazyStep(
+            self._make_mode_step,
+            lambda device, _config: "mps" in device.data or "timeSlice" in device.data or self._owes(),
+            name="modes",
+            subject="what its GPUs were set to before",
+            do_points=("s5",),
+            undo_points=("v5",),
+            left=self._owes,
+        )
+        return (modes,)
 
     def steps(self) -> tuple[Step, ...]:
         """The steps of claims that share devices. A way of sharing that is turned off cannot be asked for; what claims
@@ -113,12 +136,33 @@ class Offering:
 
         return ShareStep(self.share_count)
 
+    def _owes(self) -> bool:
+        return self._debts.exists()
+
+    @property
+    def _debts(self) -> Path:
+        return self._settings.state_dir / DEBTS_FILE
+
+    def _the_modes(self) -> GpuModes:
+        """One for all steps: they have the same file."""
+        with self._making:
+            if self._modes is None:
+                from driver.prepare.sharing.debts import Debts
+                from driver.prepare.sharing.modes import GpuModes
+                from native.smi import NvidiaSmi
+
+                self._modes = GpuModes(NvidiaSmi(self._programs()), Debts(self._debts, lambda: self._boot_id))
+            return self._modes
+
+    def _make_mode_step(self) -> Step:
+        from driver.prepare.sharing.modestep import ModeStep
+
+        return ModeStep(self._the_modes(), self._settings.sharing_seconds)
+
     def _make_mps(self) -> MpsStep:
         from driver.prepare.sharing.mps import MpsStep
-        from native.smi import NvidiaSmi
 
-        programs = self._programs()
-        return MpsStep(NvidiaSmi(programs), self._make_daemons(programs), self._settings.sharing_seconds)
+        return MpsStep(self._the_modes(), self._make_daemons(self._programs()), self._settings.sharing_seconds)
 
     def _make_daemons(self, programs: DriverPrograms) -> Daemons:
         if self._settings.mps_daemons == "pod":
@@ -132,9 +176,8 @@ class Offering:
 
     def _make_slices(self) -> Step:
         from driver.prepare.sharing.timeslicing import TimeSliceStep
-        from native.smi import NvidiaSmi
 
-        return TimeSliceStep(NvidiaSmi(self._programs()), self._settings.sharing_seconds)
+        return TimeSliceStep(self._the_modes(), self._settings.sharing_seconds)
 
     def _make_rules(self) -> Step:
         from driver.prepare.sharing.rules import SharingRulesStep
@@ -221,7 +264,7 @@ class Offering:
             records: gives all claims as they are now.
         """
         if self._mps_folder.is_dir():
-            for daemon in self._mps.step().sweep(records):
+            for daemon in self._mps.step().end_orphans(records):
                 log.info("ended MPS control daemon %s, which belonged to no claim", daemon)
 
     def new_restarts(self) -> int:

@@ -38,7 +38,7 @@ from kubeletplugin.sockets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -90,11 +90,11 @@ class Plugin:
         cdi_dir: where the container runtime looks for CDI specifications; only metadata needs it.
         exclusive: run one handler call at a time on the whole node, those of another instance included (an upgrade
             runs two for a while). For drivers whose state is in files; they read it again in each call.
-
         probe_address: ``host:port`` for the pod's gRPC probes, as gRPC takes it (``0.0.0.0:8081``, ``[::]:8081``); port
             0 takes a free one. Nothing but probes is answered there. None: there are none.
         checks: what probes may ask for by name, beside or instead of ``liveness`` and ``readiness``, which are the
             plugin's methods of these names.
+
     Raises:
         ValueError: a name or number cannot be used.
     """
@@ -116,9 +116,9 @@ class Plugin:
         metadata_versions: Sequence[str] = (),
         cdi_dir: Path = Path("/var/run/cdi"),
         exclusive: bool = False,
-    ) -> None:
         probe_address: str | None = None,
         checks: Mapping[str, Check] | None = None,
+    ) -> None:
         _check(driver_name, call_deadline)
         self.driver_name = driver_name
         self.node_name = node_name
@@ -137,9 +137,9 @@ class Plugin:
         )
         self._service = DraService(self._calls, call_deadline)
         self._health = _health_service(health)
-        self._lock = threading.Lock()
         self._probe_address = probe_address
         self._probes = Probes({"liveness": self.liveness, "readiness": self.readiness} | dict(checks or {}))
+        self._lock = threading.Lock()
         self._paths: SocketPaths | None = None
         self._endpoint: Endpoint | None = None
         self._publisher: Publisher | None = None
@@ -259,6 +259,13 @@ class Plugin:
             # Only now: the kubelet breaks running calls off when the registration socket goes.
             endpoint.remove()
         self._calls.close()
+        self._probes.close()
+
+    @property
+    def probe_port(self) -> int | None:
+        """The port on which probes are answered; ``None`` where there is none, before ``start`` and after ``stop``."""
+        with self._lock:
+            return None if self._endpoint is None else self._endpoint.port
 
     def __enter__(self) -> Self:
         """Starts the plugin."""
@@ -271,13 +278,6 @@ class Plugin:
         """Stops it with the default grace."""
         self.stop()
 
-        self._probes.close()
-
-    @property
-    def probe_port(self) -> int | None:
-        """The port on which probes are answered; ``None`` where there is none, before ``start`` and after ``stop``."""
-        with self._lock:
-            return None if self._endpoint is None else self._endpoint.port
     def liveness(self, timeout: float = 1.0) -> str | None:
         """Walks the kubelet's own way through both sockets; what is wrong, or ``None``.
 

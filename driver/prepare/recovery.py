@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import msgspec
@@ -62,6 +63,8 @@ def recover(
                             continue
                         _recover_claim(_Context(session, specs, shop, inventory, report), record)
             _sweep_folder(session, specs, deadline, report)
+            if inventory is not None:
+                _sweep_steps(session, shop, inventory, deadline, report)
     except ClaimError as error:
         report.problems.append(Problem("node", str(error)))
     report.problems[:0] = session.take_problems()
@@ -145,3 +148,18 @@ def _sweep_folder(session: Session, specs: SpecFolder, deadline: float, report: 
                     report.orphans.append(uid)
     except OSError as error:
         report.problems.append(Problem(str(specs.folder), str(storage_error("clean up", specs.folder, error))))
+
+
+def _sweep_steps(session: Session, shop: Workshop, inventory: NodeInventory, deadline: float, report: Recovery) -> None:
+    """Have the steps undo what is left of claims that are gone. One that cannot keeps none of the others."""
+
+    @contextlib.contextmanager
+    def lock(address: str) -> Iterator[bool]:
+        with session.addresses((address,), deadline) as free:
+            yield address in free
+
+    for step in shop.plan.steps:
+        try:
+            report.problems.extend(step.sweep(lambda: tuple(session.records.values()), inventory, lock))
+        except ClaimError as error:
+            report.problems.append(Problem("node", f"{step.subject}: {error}"))

@@ -99,7 +99,12 @@ class Session:
     @contextlib.contextmanager
     def gpus(self, records: Iterable[ClaimRecord], deadline: float) -> Iterator[frozenset[str]]:
         """Lock the GPUs of claims; gives the addresses that were free by the deadline."""
-        addresses = {device.address for record in records for device in record.devices}
+        with self.addresses({device.address for record in records for device in record.devices}, deadline) as free:
+            yield free
+
+    @contextlib.contextmanager
+    def addresses(self, addresses: Iterable[str], deadline: float) -> Iterator[frozenset[str]]:
+        """Lock GPUs by address, as ``gpus`` does."""
         with self._keyed.hold((f"gpu/{address}" for address in addresses), deadline) as names:
             yield frozenset(name.removeprefix("gpu/") for name in names)
 

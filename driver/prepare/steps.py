@@ -7,12 +7,13 @@ it writes into the record, under its own name (``DeviceRecord.data``, ``ClaimRec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 import msgspec
 
-from driver.model import NodeInventory
+from driver.model import NodeInventory, Problem
 from driver.prepare.cdi import ContainerEdits
 from driver.prepare.config import DeviceConfig
 from driver.prepare.errors import ClaimError, Reason, storage_error
@@ -26,6 +27,9 @@ Prepare: p1 intent recorded, then the steps' own points (p2 hardware done, p3 CD
 about to answer. Unprepare: u1 intent recorded, the steps' own (u3 CDI file gone, u2 hardware reverted), u4 record gone.
 ``Plan.prepare_points`` and ``Plan.unprepare_points`` have all of them in the order in which they are passed.
 """
+
+Lock: TypeAlias = Callable[[str], AbstractContextManager[bool]]
+"""PCI address of a GPU -> a context in which no claim of it is touched; it gives whether the GPU was free in time."""
 
 
 def no_faults(point: str) -> None:
@@ -111,6 +115,17 @@ class Step(Protocol):
         without this driver's doing. False: Prepare does it again instead of answering from the record. ClaimError: it
         cannot be looked at."""
 
+    def sweep(
+        self, records: Callable[[], Collection[ClaimRecord]], inventory: NodeInventory, lock: Lock
+    ) -> Iterable[Problem]:
+        """Undo what is left of claims that are gone, after each reading of the node; gives what could not be.
+
+        Args:
+            records: gives all claims, finished or not, as they are when it is called.
+            inventory: the node.
+            lock: to be held over a GPU that is changed.
+        """
+
     def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
         """What containers get by it: name of the CDI device (``DeviceRecord.cdi_device``) -> edits. After ``do``."""
 
@@ -141,6 +156,12 @@ class StepDefaults:
     def serves(self, record: ClaimRecord) -> bool:
         """Always."""
         return True
+
+    def sweep(
+        self, records: Callable[[], Collection[ClaimRecord]], inventory: NodeInventory, lock: Lock
+    ) -> Iterable[Problem]:
+        """Nothing is left."""
+        return ()
 
     def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
         """None."""

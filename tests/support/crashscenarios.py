@@ -142,7 +142,7 @@ SCENARIOS = (
             uid, [{"device": node.gpu(0)}], [sharing("TimeSlicing", timeSlicingConfig={"interval": "Long"})]
         ),
         _other_gpu,
-        frozenset({"timeSlice"}),
+        frozenset({"modes", "timeSlice"}),
     ),
     Scenario(
         "shares with time slices",
@@ -152,7 +152,7 @@ SCENARIOS = (
         lambda node, uid: claim(
             uid, [share(node, 2)], [sharing("TimeSlicing", timeSlicingConfig={"interval": "Short"})]
         ),
-        frozenset({"share", "sharingRules", "timeSlice"}),
+        frozenset({"modes", "share", "sharingRules", "timeSlice"}),
         settings={"shares": '{"*": 4}'},
     ),
     Scenario(
@@ -161,13 +161,13 @@ SCENARIOS = (
             uid, [{"device": node.gpu(0)}], [sharing("MPS", mpsConfig={"defaultActiveThreadPercentage": 50})]
         ),
         _other_gpu,
-        frozenset({"mps"}),
+        frozenset({"modes", "mps"}),
     ),
     Scenario(
         "shares with MPS",
         lambda node, uid: claim(uid, [share(node, 1)], [sharing("MPS")]),
         lambda node, uid: claim(uid, [share(node, 2)], [sharing("MPS")]),
-        frozenset({"share", "sharingRules", "mps"}),
+        frozenset({"modes", "share", "sharingRules", "mps"}),
         settings={"shares": '{"*": 4}'},
     ),
     Scenario(

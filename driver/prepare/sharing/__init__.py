@@ -4,3 +4,10 @@ Each is a step of a claim (``driver.prepare.steps.Step``) that keeps what it mus
 from there. What claims on one GPU must agree on is judged in ``rules``. Nothing is imported here: a node that shares
 nothing loads nothing of it (``lazy``).
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+DEBTS_FILE: Final = "debts.json"
+"""In the state folder; it is there as long as a GPU is to be set back (``debts``)."""

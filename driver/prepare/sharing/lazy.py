@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from driver.model import NodeInventory
+from driver.model import NodeInventory, Problem
 from driver.prepare.cdi import ContainerEdits
 from driver.prepare.config import DeviceConfig
 from driver.prepare.records import ClaimRecord, DeviceRecord
-from driver.prepare.steps import Step, StepDefaults, Work
+from driver.prepare.steps import Lock, Step, StepDefaults, Work
 
 _Step = TypeVar("_Step", bound=Step)
 
@@ -22,6 +22,7 @@ class LazyStep(StepDefaults, Generic[_Step]):
         make: loads and makes it; called once.
         concerns: whether a device, with the configuration that applies to it (None: not known any more), is the step's
             business.
+        left: whether something may be left of claims that are gone.
         name, subject, do_points, undo_points, kinds, strategies: the step's own.
     """
 
@@ -36,9 +37,11 @@ class LazyStep(StepDefaults, Generic[_Step]):
         undo_points: tuple[str, ...],
         kinds: frozenset[str] = frozenset(),
         strategies: frozenset[str] = frozenset(),
+        left: Callable[[], bool] = lambda: False,
     ) -> None:
         self._make = make
         self._concerns = concerns
+        self._left = left
         self.name = name
         self.subject = subject
         self.do_points = do_points
@@ -91,6 +94,12 @@ class LazyStep(StepDefaults, Generic[_Step]):
     def serves(self, record: ClaimRecord) -> bool:
         """As the step."""
         return not self.concerns(record) or self.step().serves(record)
+
+    def sweep(
+        self, records: Callable[[], Collection[ClaimRecord]], inventory: NodeInventory, lock: Lock
+    ) -> Iterable[Problem]:
+        """As the step."""
+        return self.step().sweep(records, inventory, lock) if self._left() else ()
 
     def edits(self, record: ClaimRecord, inventory: NodeInventory) -> Mapping[str, ContainerEdits]:
         """As the step."""

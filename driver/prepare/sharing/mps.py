@@ -23,16 +23,16 @@ from driver.prepare.effective import sharing_of
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord
 from driver.prepare.sharing.daemons import DaemonError, Daemons, DaemonSettings
+from driver.prepare.sharing.debts import Setting
 from driver.prepare.sharing.limits import pinned_limits
-from driver.prepare.sharing.modes import FORMER_MODE, change_mode, former_mode, gives_up, set_mode
+from driver.prepare.sharing.modes import MPS, GpuModes, kept
 from driver.prepare.sharing.shares import share_of
 from driver.prepare.steps import StepDefaults, Work
 from native.commands import CommandError, Deadline
-from native.smi import ComputeMode, NotSupportedError, NvidiaSmi
+from native.smi import ComputeMode, NotSupportedError
 
 log = logging.getLogger(__name__)
 
-MPS: Final = "mps"
 PIPE_IN_CONTAINER: Final = "/tmp/nvidia-mps"  # noqa: S108  where CUDA looks by default
 _MULTI_USER_SINCE: Final = (7, 0)
 _RECHECK_SECONDS: Final = 600.0
@@ -107,7 +107,7 @@ class MpsStep(StepDefaults):
     """Starts and ends control daemons, and tells containers where they are.
 
     Args:
-        smi: sets the compute mode.
+        modes: sets the compute mode; that it is set back is the business of ``ModeStep``, behind the daemons' end.
         daemons: the node's daemons.
         seconds: that one claim may take until its daemons answer.
     """
@@ -118,15 +118,15 @@ class MpsStep(StepDefaults):
     do_points = ("s2",)
     undo_points = ("v2",)
 
-    def __init__(self, smi: NvidiaSmi, daemons: Daemons, seconds: float = 10.0) -> None:
-        self._smi = smi
+    def __init__(self, modes: GpuModes, daemons: Daemons, seconds: float = 10.0) -> None:
+        self._modes = modes
         self._daemons = daemons
         self._seconds = seconds
         self._closed: dict[str, float] = {}
         """GPU -> when it was last known to let one server in."""
 
     def check(self, work: Work) -> None:
-        """Compute every limit, and put it into the record."""
+        """Compute every limit, and put it into the record, with the compute mode that the GPUs have."""
         for group in _groups(work):
             made = _planned(work, *group)
             work.record = work.record.with_devices(
@@ -135,6 +135,12 @@ class MpsStep(StepDefaults):
                     for device in work.record.devices
                 )
             )
+        deadline = Deadline(self._seconds)
+        for device in _closed_gpus(work.record):
+            try:
+                self._modes.look(work, device, MPS, Setting.COMPUTE_MODE, deadline)
+            except CommandError as error:
+                raise _unreadable(device.uuid, error) from error
 
     def do(self, work: Work) -> None:
         """Set the compute mode, start the daemons, wait until they answer."""
@@ -160,7 +166,7 @@ class MpsStep(StepDefaults):
         )
 
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
-        """End the daemons that no other claim uses, and give their GPUs the compute mode back that they had."""
+        """End the daemons that no other claim uses."""
         deadline = Deadline(self._seconds)
         still = {settings.id for other in others for settings, _ in _daemons(other)}
         for settings, devices in _daemons(record):
@@ -170,8 +176,8 @@ class MpsStep(StepDefaults):
                 self._daemons.stop(settings.id, deadline)
             except DaemonError as error:
                 raise ClaimError(f"MPS of claim {record.ref}: {error}", Reason.DEVICE_NOT_READY) from error
-            for uuid in dict.fromkeys(device.uuid for device in devices if device.partition is None):
-                self._open(uuid, former_mode(record, uuid, MPS) or ComputeMode.DEFAULT, deadline)
+            for device in devices:
+                self._closed.pop(device.uuid, None)
 
     def serves(self, record: ClaimRecord) -> bool:
         """Whether the claim's daemons run: a container that starts without them would find its GPU closed."""
@@ -190,7 +196,7 @@ class MpsStep(StepDefaults):
                 except DaemonError as error:
                     log.warning("the MPS control daemon of claim %s does not start yet: %s", record.ref, error)
 
-    def sweep(self, records: Callable[[], Iterable[ClaimRecord]]) -> tuple[str, ...]:
+    def end_orphans(self, records: Callable[[], Iterable[ClaimRecord]]) -> tuple[str, ...]:
         """End the daemons, and remove the folders, that no claim has; gives their ids.
 
         Args:
@@ -232,7 +238,8 @@ class MpsStep(StepDefaults):
 
     def _exclude(self, work: Work, device: DeviceRecord, deadline: Deadline) -> None:
         try:
-            change_mode(self._smi, work, device.uuid, MPS, ComputeMode.EXCLUSIVE_PROCESS, deadline)
+            wanted = ComputeMode.EXCLUSIVE_PROCESS.value
+            self._modes.change(work, device, MPS, Setting.COMPUTE_MODE, wanted, deadline)
         except NotSupportedError as error:
             log.warning("GPU %s keeps its compute mode, so processes outside of MPS can use it: %s", device.uuid, error)
             self._closed[device.uuid] = math.inf  # and will not be asked again
@@ -248,34 +255,27 @@ class MpsStep(StepDefaults):
         if seen is not None and time.monotonic() - seen < _RECHECK_SECONDS:
             return True
         try:
-            mode = self._smi.compute_mode(uuid, deadline)
+            mode = self._modes.read(uuid, Setting.COMPUTE_MODE, deadline)
         except CommandError as error:
-            raise ClaimError(
-                f"the compute mode of GPU {uuid} cannot be read: {error}", Reason.DEVICE_NOT_READY
-            ) from error
+            raise _unreadable(uuid, error) from error
         if mode not in (None, ComputeMode.EXCLUSIVE_PROCESS):
             return False
         self._closed[uuid] = time.monotonic()
         return True
 
-    def _open(self, uuid: str, mode: ComputeMode, deadline: Deadline) -> None:
-        self._closed.pop(uuid, None)
-        try:
-            set_mode(self._smi, uuid, mode, deadline)
-        except NotSupportedError:
-            return
-        except CommandError as error:
-            if not gives_up(error):
-                raise ClaimError(
-                    f"the compute mode of GPU {uuid} cannot be set back after MPS: {error}", Reason.DEVICE_NOT_READY
-                ) from error
-            log.warning("the compute mode of GPU %s is left as it is: %s", uuid, error)
+
+def _unreadable(uuid: str, error: CommandError) -> ClaimError:
+    return ClaimError(f"the compute mode of GPU {uuid} cannot be read: {error}", Reason.DEVICE_NOT_READY)
+
+
+def _closed_gpus(record: ClaimRecord) -> Iterable[DeviceRecord]:
+    """A device of each GPU that is to let one server in; partitions have no modes."""
+    return {device.uuid: device for device, _ in _with_mps(record) if device.partition is None}.values()
 
 
 def _with_plan(device: DeviceRecord, planned: MpsRecord) -> DeviceRecord:
     """The device with what is planned; the mode that its GPU had before stays known."""
-    former = device.data.get(MPS, {}).get(FORMER_MODE)
-    return device.with_data(MPS, planned.to_data() if former is None else {**planned.to_data(), FORMER_MODE: former})
+    return device.with_data(MPS, {**planned.to_data(), **kept(device.data.get(MPS, {}))})
 
 
 def _groups(work: Work) -> Iterator[tuple[MpsConfig, list[DeviceRecord]]]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from driver.prepare.config import Interval
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord
+from driver.prepare.sharing.modes import interval_of
 from driver.prepare.sharing.mps import mps_of
-from driver.prepare.sharing.timeslicing import interval_of
 from driver.prepare.steps import StepDefaults, Work
 
 

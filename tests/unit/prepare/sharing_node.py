@@ -10,6 +10,9 @@ from typing import Any
 from driver.model import NodeInventory
 from driver.prepare import DeviceNodes, Preparer
 from driver.prepare.sharing.daemons import DaemonSettings
+from driver.prepare.sharing.debts import Debts
+from driver.prepare.sharing.modes import GpuModes
+from driver.prepare.sharing.modestep import ModeStep
 from driver.prepare.sharing.mps import MpsStep
 from driver.prepare.sharing.process import DaemonError, DaemonFolders
 from driver.prepare.sharing.rules import SharingRulesStep
@@ -98,7 +101,18 @@ class SharingNode(FakeNode):
     def steps(self) -> Sequence[Step]:
         smi: Any = self.smi
         daemons: Any = self.daemons
-        return (ShareStep(self.shares), MpsStep(smi, daemons), TimeSliceStep(smi), SharingRulesStep())
+        modes = GpuModes(smi, Debts(self.debts, lambda: self.boot))
+        return (
+            ModeStep(modes),
+            ShareStep(self.shares),
+            MpsStep(modes, daemons),
+            TimeSliceStep(modes),
+            SharingRulesStep(),
+        )
+
+    @property
+    def debts(self) -> Path:
+        return self.state_dir / "debts.json"
 
     def start(self, patience: float = 10.0) -> Preparer:
         return Preparer(

@@ -23,8 +23,8 @@ CLAIMS = {
     "MPS": claim("u1", result(0), result(1), configs=[mps(defaultActiveThreadPercentage=50)]),
     "shares with MPS": claim("u1", share(0, 1, shares="1"), configs=[mps()]),
 }
-PREPARE = ["p1", "p2", "s0", "s1", "s2", "s3", "p3", "p4", "p5"]
-UNPREPARE = ["u1", "u3", "v3", "v2", "v1", "v0", "u2", "u4"]
+PREPARE = ["p1", "p2", "s5", "s0", "s1", "s2", "s3", "p3", "p4", "p5"]
+UNPREPARE = ["u1", "u3", "v3", "v2", "v1", "v0", "v5", "u2", "u4"]
 
 
 def kill_at(node: SharingNode, wanted: str) -> None:

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from driver.prepare import ClaimError, Reason
 from driver.prepare.records import ClaimRecord
+from driver.prepare.sharing.modes import LEVELS, interval_of
 from driver.prepare.sharing.mps import daemon_ids
-from driver.prepare.sharing.timeslicing import LEVELS, interval_of
 from native.smi import ComputeMode
 from tests.unit.prepare.prepare_node import claim, gpu, ref, result
 from tests.unit.prepare.sharing_node import SharingNode, mps, share, slicing, uuid

@@ -13,6 +13,8 @@ from driver.prepare.config import MigDeviceConfig, MpsConfig, Sharing, Strategy
 from driver.prepare.errors import ClaimError
 from driver.prepare.partition import Origin, PartitionRecord
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
+from driver.prepare.sharing.debts import Debts
+from driver.prepare.sharing.modes import GpuModes
 from driver.prepare.sharing.mps import MpsStep
 from driver.prepare.sharing.rules import SharingRulesStep
 from driver.prepare.sharing.timeslicing import TimeSliceStep
@@ -45,8 +47,12 @@ def daemons(tmp_path: Path) -> FakeDaemons:
     return FakeDaemons(tmp_path)
 
 
+def modes(smi: Any, folder: Path) -> GpuModes:
+    return GpuModes(smi, Debts(folder / "debts.json", lambda: "boot-1"))
+
+
 def step(smi: Any, daemons: Any) -> MpsStep:
-    return MpsStep(smi, daemons)
+    return MpsStep(modes(smi, daemons.base), daemons)
 
 
 @pytest.mark.bug("B103")
@@ -79,9 +85,9 @@ def test_partitions_of_one_gpu_need_not_agree(smi: FakeSmi, daemons: FakeDaemons
     SharingRulesStep().check(second)
 
 
-def test_time_slices_of_a_partition_change_nothing(smi: Any) -> None:
+def test_time_slices_of_a_partition_change_nothing(smi: Any, tmp_path: Path) -> None:
     one = work("u1", partition(0, "MIG-a"), strategy=Strategy.TIME_SLICING)
-    made = TimeSliceStep(smi)
+    made = TimeSliceStep(modes(smi, tmp_path))
     made.check(one)
     made.do(one)
     made.undo(one.record, ())

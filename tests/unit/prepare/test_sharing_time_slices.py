@@ -38,7 +38,7 @@ def test_a_slice_is_set_and_set_back(node: SharingNode, interval: str | None, le
     prepare(preparer, claim("u1", result(0), configs=[slicing(interval)]))
     assert (node.smi.slices[uuid(0)], node.smi.modes[uuid(0)]) == (level, ComputeMode.DEFAULT)
     assert preparer.unprepare([ref("u1")]) == {"u1": None}
-    assert node.smi.slices[uuid(0)] == 0
+    assert (node.smi.slices[uuid(0)], node.smi.modes[uuid(0)]) == (2, ComputeMode.EXCLUSIVE_PROCESS)
 
 
 def test_only_the_gpus_of_the_configured_request_are_set(node: SharingNode) -> None:
