@@ -158,10 +158,9 @@ class Metrics(NullObserver):
         Raises:
             OSError: the port cannot be bound.
         """
-        import prometheus_client
+        from driver import metricsserver
 
-        server, _ = prometheus_client.start_http_server(port, addr=address, registry=self.registry)
-        return int(server.server_address[1])
+        return metricsserver.serve(self.registry, address, port)
 
     def replace(self, name: str, series: Mapping[tuple[str, ...], float]) -> None:
         """Set a gauge's series, by their label values in the table's order; it has no others from now on."""
