@@ -2,7 +2,8 @@
 
 The periodic rescan is the truth; a uevent only brings it forward. A driver that is not there (not loaded yet, being
 upgraded, gone) is a state: it is looked for again, more often than a healthy node is rescanned, and whoever asks for
-the inventory meanwhile gets the last one, or None before the first.
+the inventory meanwhile gets the last one, or None before the first. So is a reading in which NVML refused to tell
+something of a GPU.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class Discovery:
         self._condition = threading.Condition()
         self._requested = True
         self._stopping = False
+        self._lacking: frozenset[tuple[str, str]] = frozenset()
+        """(GPU, field) that the last reading did not tell."""
+        self._again = retry_seconds
+        """Seconds until what was not told is asked for again; doubles as long as that does not change."""
         self._view = View(None, "the node has not been read yet", read=False)
         self._told = self._view
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
@@ -106,7 +111,7 @@ class Discovery:
     def _run(self) -> None:
         while True:
             with self._condition:
-                pause = self._rescan_seconds if self._view.unavailable is None else self._retry_seconds
+                pause = self._pause()
                 self._condition.wait_for(lambda: self._requested or self._stopping, timeout=pause)
                 if self._requested:
                     self._condition.wait_for(lambda: self._stopping, timeout=self._pace.take())
@@ -114,6 +119,11 @@ class Discovery:
                     return
                 self._requested = False
             self._rescan()
+
+    def _pause(self) -> float:
+        if self._view.unavailable is not None:
+            return self._retry_seconds
+        return self._again if self._lacking else self._rescan_seconds
 
     def _rescan(self) -> None:
         before = self.view
@@ -133,7 +143,21 @@ class Discovery:
             self._say(before, after)
             with self._condition:
                 self._view = after
+        if failure is None and after.inventory is not None:
+            self._ask_again(after.inventory)
         self._tell(after, whole=failure is None)
+
+    def _ask_again(self, inventory: NodeInventory) -> None:
+        """What was not told may be told at the next moment: asked at once where that is new, then ever more rarely."""
+        lacking = frozenset((gpu.name, field) for gpu in inventory.gpus for field in gpu.unread)
+        if inventory.gpus and inventory.driver_version is None:
+            lacking |= {("node", "driver_version")}
+        if not lacking <= self._lacking:
+            self._again = min(self._retry_seconds, self._rescan_seconds)
+            self.request()
+        else:
+            self._again = min(2 * self._again, self._rescan_seconds)
+        self._lacking = lacking
 
     def _tell(self, view: View, *, whole: bool) -> None:
         """Call back; what fails is called again after the next reading, and never ends the loop."""

@@ -89,7 +89,8 @@ class Lookout:
 
     def view(self, inventory: NodeInventory) -> tuple[NodeInventory, dict[str, list[api.JSON]]]:
         """What is to be published of a snapshot, and with which taints."""
-        well = all(gpu.state is GpuState.READY and gpu.partitions_known for gpu in inventory.gpus)
+        well = inventory.driver_version is not None or not inventory.gpus
+        well = well and all(gpu.state is GpuState.READY and not gpu.unread for gpu in inventory.gpus)
         if self._watch is None and well and not (self._agent.settings.state_dir / HEALTH_FILE).exists():
             self._seen_well = inventory
             return inventory, {}  # the way to the first slice, where nothing is known to be wrong
@@ -104,8 +105,12 @@ class Lookout:
         if watch is not None:
             watch.published(list(self._devices), taints)
 
+    def described(self, devices: Sequence[api.JSON]) -> None:
+        """These are the devices; whether they can be published is not known yet."""
+        self._devices = {device["name"]: device for device in devices}
+
     def metadata(self, device: str) -> api.DeviceMetadata | None:
-        """What containers are to know of a device: the attributes it is published with. None: it is not published."""
+        """What containers are to know of a device: the attributes it is published with. None: there is none such."""
         known = self._devices.get(device)
         return None if known is None else api.DeviceMetadata(known.get("attributes", {}))
 

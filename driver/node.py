@@ -14,9 +14,9 @@ from driver.inventory.states import NVIDIA_DRIVER
 from driver.model import NodeInventory
 from native.capabilities import instance_minors
 from native.driverroot import find_library
-from native.nvml.errors import LibraryUnavailableError, NvmlError
+from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlReturn
 from native.nvml.session import NvmlSession
-from native.nvml.types import FabricInfo, NvLink, NvmlSnapshot
+from native.nvml.types import FabricInfo, GpuSnapshot, NvLink, NvmlSnapshot
 from native.sysfs import HostTopology, read_host
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ class HiddenLinks:
         gpus = []
         for gpu in snapshot.gpus:
             before = self._seen.get(gpu.address) if gpu.address is not None else None
-            if gpu.mig_mode is None or not gpu.mig_mode[0]:
-                if gpu.address is not None and gpu.uuid is not None:
+            if _is_whole(gpu):
+                if gpu.address is not None and gpu.uuid is not None and not _refused(gpu, "nvlinks", "fabric"):
                     self._seen[gpu.address] = _Links(gpu.uuid, gpu.nvlinks, gpu.fabric)
             elif before is not None and before.uuid == gpu.uuid:
                 # The same GPU.
@@ -89,6 +89,17 @@ class HiddenLinks:
         except (OSError, ValueError, RecursionError) as error:
             log.warning("%s cannot be used: %s; GPUs in MIG mode are shown without their NVLinks", self._path, error)
             return {}
+
+
+def _is_whole(gpu: GpuSnapshot) -> bool:
+    """Whether the mode is off, or there is none; one that NVML does not tell may be on."""
+    return not _refused(gpu, "mig_mode") and (gpu.mig_mode is None or not gpu.mig_mode[0])
+
+
+def _refused(gpu: GpuSnapshot, *fields: str) -> bool:
+    """Whether NVML did not tell one of them, of which it may know."""
+    codes = [code for field in fields if (code := gpu.codes.get(field)) is not None]
+    return any(code not in (NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND) for code in codes)
 
 
 class NodeReader:

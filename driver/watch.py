@@ -176,7 +176,7 @@ class HealthWatch:
             self._judged_all = whole
             now |= {name: _vanished(name, now.get(name)) for name in self._remembered.vanished()}
             before, self._verdicts = self._verdicts, now
-            stale = self._inventory is not None and _own(self._taints) != wanted
+            stale = self._inventory is not None and (_own(self._taints) != wanted or self._remembered.overdue())
         changed = [verdict for name, verdict in now.items() if _differs(before.get(name), verdict)]
         for verdict in changed:
             self._say(before.get(verdict.device), verdict)

@@ -120,7 +120,7 @@ def _links(gpu: Gpu, best: Gpu) -> Iterable[Finding]:
     up = {link.index for link in gpu.nvlinks if link.active}
     down = [link.index for link in best.nvlinks if link.active and link.index not in up]
     # In MIG mode a GPU has no NVLink to others (MIG user guide, "Application Considerations"): none is up.
-    if down and not gpu.mig_enabled:
+    if down and not gpu.mig_enabled and not {"nvlinks", "mig"} & set(gpu.unread):
         names = ", ".join(map(str, down))
         yield Finding(NVLINK, Severity.DEVICE, f"NVLink {names} was up and is down; drain and reset the GPU")
     pairs = (

@@ -16,12 +16,14 @@ from pathlib import Path
 import msgspec
 
 from driver import statefile
+from driver.health.lacking import completed, held_back, lacking
 from driver.model import Gpu, GpuState, NodeInventory, PciAddress
 
 log = logging.getLogger(__name__)
 
 ALBUM = "node.json"
 _MAX_BYTES = 16 * 1024 * 1024
+_GROUPING = frozenset({"nvlinks", "fabric"})
 KEEP_SECONDS = 600.0
 """For which a GPU that has left the bus is shown although no claim holds it."""
 
@@ -38,7 +40,11 @@ class Remembered:
         self._clock = clock
         self._well: dict[PciAddress, Gpu] = {}
         self._gone_since: dict[PciAddress, float] = {}
+        self._incomplete_since: dict[PciAddress, float] = {}
+        self._waiting: dict[PciAddress, Gpu] = {}
+        """GPUs that are held back, with what is known of them."""
         self._whole: NodeInventory | None = None
+        self._versions: tuple[str | None, tuple[int, int] | None] = (None, None)
 
     @property
     def whole(self) -> NodeInventory | None:
@@ -48,25 +54,58 @@ class Remembered:
     def go_on(self, whole: NodeInventory) -> None:
         """Take up what an earlier agent saw in this boot."""
         self._whole = whole
+        self._versions = whole.driver_version, whole.cuda_driver_version
         self._well = {gpu.address: gpu for gpu in whole.gpus}
 
     def view(self, inventory: NodeInventory) -> NodeInventory:
         """The inventory with its sick and vanished GPUs as they were when they were well."""
-        present = {gpu.address: gpu for gpu in inventory.gpus}
-        shown = []
-        for gpu in inventory.gpus:
-            self._gone_since.pop(gpu.address, None)
-            if gpu.state is GpuState.READY:
-                self._well[gpu.address] = _with_partitions(gpu, self._well.get(gpu.address))
-            elif gpu.state is GpuState.UNBOUND:  # somebody took it away on purpose
-                self._well.pop(gpu.address, None)
-            shown.append(self._well.get(gpu.address, gpu))
-        missing = [gpu for address, gpu in list(self._well.items()) if address not in present and self._is_kept(gpu)]
-        if not missing and all(is_well(gpu) for gpu in inventory.gpus):
-            self._whole = inventory
-            return inventory
+        inventory = self._versioned(inventory)
+        present = {gpu.address for gpu in inventory.gpus}
+        self._incomplete_since = {at: since for at, since in self._incomplete_since.items() if at in present}
+        self._waiting.clear()
+        shown = tuple(self._shown(gpu) for gpu in inventory.gpus)
+        missing = [gpu for address, gpu in list(self._well.items()) if address not in present]
+        if inventory.gpus_known:  # otherwise nobody knows which of them are gone
+            missing = [gpu for gpu in missing if self._is_kept(gpu)]
+        if not missing and all(map(_is_told, inventory.gpus, shown)):
+            self._whole = inventory if shown == inventory.gpus else replace(inventory, gpus=shown)
+            return self._whole
         gpus = tuple(sorted((*shown, *missing), key=lambda gpu: gpu.address))
         return self._in_groups(replace(inventory, gpus=gpus))
+
+    def _versioned(self, inventory: NodeInventory) -> NodeInventory:
+        """With the driver's versions as they were told last: a key that is on no device stops pods on all nodes."""
+        if any(gpu.state is GpuState.READY for gpu in inventory.gpus):
+            told = inventory.driver_version, inventory.cuda_driver_version
+            driver, cuda = told[0] or self._versions[0], told[1] or self._versions[1]
+            self._versions = driver, cuda
+            if (driver, cuda) != told:
+                return replace(inventory, driver_version=driver, cuda_driver_version=cuda)
+        return inventory
+
+    def overdue(self) -> bool:
+        """Whether a GPU was held back that would not be any more."""
+        return any(not lacking(gpu, self._waited(address)) for address, gpu in self._waiting.items())
+
+    def _waited(self, address: PciAddress) -> float:
+        return self._clock() - self._incomplete_since.setdefault(address, self._clock())
+
+    def _shown(self, gpu: Gpu) -> Gpu:
+        address = gpu.address
+        self._gone_since.pop(address, None)
+        if gpu.state is GpuState.UNBOUND:  # somebody took it away on purpose
+            self._well.pop(address, None)
+        if gpu.state is not GpuState.READY:
+            return self._well.get(address, gpu)
+        whole = completed(gpu, self._well.get(address))
+        if not whole.unread:
+            self._incomplete_since.pop(address, None)
+        elif fields := lacking(whole, self._waited(address)):
+            self._well.pop(address, None)
+            self._waiting[address] = whole
+            return held_back(whole, fields)
+        self._well[address] = whole
+        return whole
 
     def vanished(self) -> frozenset[str]:
         """Names of the shown GPUs that are not on the bus."""
@@ -90,27 +129,16 @@ class Remembered:
         return replace(inventory, gpus=gpus, nvlink_groups=whole.nvlink_groups)
 
 
-def is_well(gpu: Gpu) -> bool:
-    """Whether a reading tells all that is published of a GPU."""
-    return gpu.state is GpuState.READY and gpu.partitions_known
+def _is_told(gpu: Gpu, shown: Gpu) -> bool:
+    """Whether a reading tells of a GPU all that is shown, as far as others are concerned: the groups of NVLink are made
+    of what all of them tell."""
+    told_before = set(gpu.unread) - set(shown.unread)
+    return shown.state is gpu.state is GpuState.READY and gpu.partitions_known and not told_before & _GROUPING
 
 
 def _theirs(gpu: Gpu) -> tuple[str | None, ...]:
     """The partitions that this driver did not make."""
     return tuple(one.uuid for one in gpu.partitions if not one.managed)
-
-
-def _with_partitions(gpu: Gpu, before: Gpu | None) -> Gpu:
-    """The GPU; where NVML does not tell what stands on it, with what is known to have stood there."""
-    if gpu.partitions_known or before is None or not before.partitions_known or before.uuid != gpu.uuid:
-        return gpu
-    return replace(
-        gpu,
-        mig=gpu.mig or before.mig,
-        mig_profiles=before.mig_profiles,
-        partitions=before.partitions,
-        partitions_known=True,
-    )
 
 
 class Album:

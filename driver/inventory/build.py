@@ -11,6 +11,7 @@ from driver.inventory.memory import memory_of
 from driver.inventory.mig import GpuMig, mig_of
 from driver.inventory.nvlink import fabric_of, groups_of, links_of
 from driver.inventory.states import CALLS, duplicate_uuid, judge
+from driver.inventory.unread import ORDINARY, unread_of
 from driver.inventory.words import word
 from driver.model import EccMode, Gpu, GpuState, MigMode, Nic, NodeInventory, NumaNode, PciAddress, Problem
 from native.capabilities import InstanceMinors
@@ -18,8 +19,6 @@ from native.nvml.errors import NvmlReturn, code_name
 from native.nvml.types import GpuSnapshot, NvmlSnapshot
 from native.sysfs import HostTopology, PciDevice
 
-_ORDINARY = frozenset({NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND})
-"""Codes that say "this board or this driver has no such thing": nothing to report."""
 _NO_MINORS: InstanceMinors = {}
 
 
@@ -40,6 +39,7 @@ def build_inventory(
     on_bus = {PciAddress.parse(device.address): device for device in host.gpus}
     switches = frozenset(PciAddress.parse(device.address) for device in host.nvswitches)
     known = frozenset(on_bus) | frozenset(read)
+    troubled = frozenset(problem.subject for problem in host.problems)
     gpus = []
     for address in sorted(known):
         device, gpu = on_bus.get(address), read.get(address)
@@ -49,6 +49,8 @@ def build_inventory(
             built = _described(built, gpu, host, problems)
             built = replace(built, nvlinks=links_of(gpu.nvlinks, known, switches), fabric=fabric_of(gpu.fabric))
             built = _divided(built, mig_of(gpu, minors), problems)
+            unread = unread_of(built, gpu, troubled=str(address) in troubled)
+            built = replace(built, unread=unread, partitions_known="partitions" not in unread)
         elif not _is_elsewhere(built):
             built = replace(built, partitions_known=False)
         gpus.append(built)
@@ -164,9 +166,9 @@ def _divided(gpu: Gpu, mig: GpuMig, problems: list[Problem]) -> Gpu:
 
 def _field_problems(address: PciAddress, read: GpuSnapshot) -> Iterable[Problem]:
     for field, code in read.codes.items():
-        if code not in _ORDINARY:
+        if code not in ORDINARY:
             call = CALLS.get(field, field)
-            yield Problem(str(address), f"{call}: {code_name(code)}; {field} is unknown, the GPU is used without it")
+            yield Problem(str(address), f"{call}: {code_name(code)}; {field} is as it was known before, or unknown")
     if read.fabric is not None and read.fabric.state == words.FABRIC_COMPLETED and read.fabric.status:
         yield Problem(
             str(address),

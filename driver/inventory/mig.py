@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from driver.inventory.unread import ORDINARY
 from driver.model import MigPartition, MigProfile, Placement
 from native.capabilities import InstanceMinors
 from native.nvml.errors import NvmlReturn, code_name
@@ -16,7 +17,6 @@ from native.nvml.migtypes import ComputeInstance, GpuInstance, GpuInstanceProfil
 from native.nvml.types import GpuSnapshot
 
 _MIB = 1 << 20
-_ORDINARY = frozenset({NvmlReturn.NOT_SUPPORTED, NvmlReturn.FUNCTION_NOT_FOUND})
 _SUFFIXES: Mapping[int, str] = {
     7: "+me",
     8: "+me",
@@ -51,10 +51,10 @@ def mig_of(gpu: GpuSnapshot, minors: InstanceMinors) -> GpuMig:
     on it. Without the right to list instances (NO_PERMISSION) no partition is known.
     """
     state = gpu.mig
-    is_known = gpu.codes.get("mig_mode", NvmlReturn.NOT_SUPPORTED) in _ORDINARY
+    is_known = gpu.codes.get("mig_mode", NvmlReturn.NOT_SUPPORTED) in ORDINARY
     if state is None:
         return GpuMig(known=is_known)
-    remarks = [_refused(what, code) for what, code in state.codes.items() if code not in _ORDINARY]
+    remarks = [_refused(what, code) for what, code in state.codes.items() if code not in ORDINARY]
     profiles = {profile.id: profile for profile in state.profiles or ()}
     known = {
         number: _profile(profile, gpu.memory_total)
@@ -81,7 +81,7 @@ def mig_of(gpu: GpuSnapshot, minors: InstanceMinors) -> GpuMig:
 
 def _is_told(instance: GpuInstance, profile: GpuInstanceProfile | None) -> bool:
     """Whether no call failed without which an instance is no usable partition."""
-    refused = profile is not None and profile.codes.get("placements", NvmlReturn.NOT_SUPPORTED) not in _ORDINARY
+    refused = profile is not None and profile.codes.get("placements", NvmlReturn.NOT_SUPPORTED) not in ORDINARY
     return not refused and all(compute.uuid is not None for compute in instance.compute_instances)
 
 

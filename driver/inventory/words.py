@@ -82,6 +82,8 @@ NVLINK_VERSIONS: Final[Mapping[int, str]] = {
 NVLINK_REMOTES: Final[Mapping[int, str]] = {0: "gpu", 1: "npu", 2: "switch"}
 """nvmlIntNvLinkDeviceType_t."""
 
+FABRIC_IN_PROGRESS: Final = 2
+"""NVML_GPU_FABRIC_STATE_IN_PROGRESS."""
 FABRIC_COMPLETED: Final = 3
 """NVML_GPU_FABRIC_STATE_COMPLETED."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from driver.discovery import AT_ONCE, Discovery, DriverUnavailableError, View
-from driver.model import NodeInventory
+from driver.model import Gpu, GpuState, NodeInventory, PciAddress
 from kubeletplugin.ratelimit import TokenBucket
 
 PATIENCE = 10.0
@@ -128,6 +129,40 @@ def test_readings_that_ask_for_the_next_one_follow_each_other_at_a_bounded_pace(
     assert taken[:AT_ONCE] == [0.0] * AT_ONCE
     assert taken[AT_ONCE] > 0.0
     assert script.count == AT_ONCE
+
+
+def lacking(*fields: str) -> NodeInventory:
+    gpu = Gpu(PciAddress(0, 1, 0, 0), GpuState.READY, unread=fields)
+    return NodeInventory(driver_version="1", cuda_driver_version=None, nvml_version=None, gpus=(gpu,))
+
+
+def test_what_was_not_told_is_asked_for_again_at_once(running: Callable[..., Discovery]) -> None:
+    script = Script(lacking("mig"), lacking())
+    running(script)
+    script.until(lambda: len(script.views) == 2)
+    assert script.views[-1].inventory == lacking()
+    assert script.count == 2
+
+
+def test_a_version_that_was_not_told_is_asked_for_again_too(running: Callable[..., Discovery]) -> None:
+    script = Script(replace(lacking(), driver_version=None), lacking())
+    running(script)
+    script.until(lambda: len(script.views) == 2)
+
+
+def test_what_is_never_told_is_asked_for_ever_more_rarely_up_to_the_period_of_the_rescan() -> None:
+    discovery = Discovery(lambda: lacking(), lambda _view: None, rescan_seconds=60, retry_seconds=5)
+    pauses = []
+    for _ in range(6):
+        discovery._requested = False
+        discovery._ask_again(lacking("mig"))
+        discovery._view = View(lacking("mig"), None)
+        pauses.append((discovery._requested, discovery._pause()))
+    assert pauses == [(True, 5), (False, 10), (False, 20), (False, 40), (False, 60), (False, 60)]
+    discovery._ask_again(lacking("mig", "fabric"))
+    assert (discovery._requested, discovery._pause()) == (True, 5), "something new is missing"
+    discovery._ask_again(lacking())
+    assert discovery._pause() == 60
 
 
 def test_an_absent_driver_is_told_once_and_looked_for_until_it_comes(running: Callable[..., Discovery]) -> None:

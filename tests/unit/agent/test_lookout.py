@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,19 @@ def test_a_sick_gpu_is_tainted_in_the_first_publication_already(tmp_path: Path) 
     shown, taints = made.view(node(GpuState.LOST))
     assert [gpu.state for gpu in shown.gpus] == [GpuState.LOST], "never seen well: there is nothing to show instead"
     assert taints == {}, "and nothing is published of it"
+
+
+def test_a_gpu_that_was_never_read_whole_is_held_back_in_the_first_publication(tmp_path: Path) -> None:
+    made = lookout(tmp_path)
+    made._agent.settings.state_dir.mkdir(parents=True)
+    (gpu,) = node().gpus
+    shown, taints = made.view(replace(node(), gpus=(replace(gpu, unread=("mig", "partitions")),)))
+    assert [(one.state, "has not told mig, partitions" in str(one.reason)) for one in shown.gpus] == [
+        (GpuState.UNREADABLE, True)
+    ]
+    assert taints == {}
+    shown, taints = made.view(node())
+    assert (shown, taints) == (node(), {}), "and offered, without a taint, once it was"
 
 
 def test_a_gpu_that_fell_ill_between_the_first_slice_and_the_first_look_stays_in_view(tmp_path: Path) -> None:

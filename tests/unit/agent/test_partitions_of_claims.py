@@ -23,6 +23,7 @@ from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase, i
 from driver.prepare.partition import PartitionRecord
 from driver.prepare.remnant import remnant
 from driver.publish import PoolDocument
+from native.nvml.errors import NvmlReturn
 from native.nvml.types import NvmlSnapshot
 from tests.support.nodes import address, nvml, nvml_gpu, switch_links
 
@@ -144,6 +145,16 @@ def test_links_that_mig_mode_hides_are_those_of_before() -> None:
     assert links.put_back(reading(mode=True, links=None)).gpus[0].nvlinks == switch_links(18)
     assert links.put_back(reading(mode=False, links=17)).gpus[0].nvlinks == switch_links(17)
     assert links.put_back(reading(mode=True, links=None)).gpus[0].nvlinks == switch_links(17)
+
+
+@pytest.mark.parametrize("field", ["mig_mode", "nvlinks", "fabric"])
+def test_links_that_nvml_does_not_tell_are_not_taken_for_none(field: str) -> None:
+    links = HiddenLinks()
+    links.put_back(reading(mode=False, links=18))
+    refused = nvml(nvml_gpu(address(0), codes={field: NvmlReturn.UNKNOWN}, nvlinks=()))
+    shown = links.put_back(refused).gpus[0].nvlinks
+    assert shown == (switch_links(18) if field == "mig_mode" else refused.gpus[0].nvlinks), "the mode may be on"
+    assert links.put_back(reading(mode=True, links=None)).gpus[0].nvlinks == switch_links(18)
 
 
 def test_of_a_gpu_that_was_in_mig_mode_from_the_start_no_links_are_known() -> None:

@@ -103,6 +103,13 @@ def test_links_that_are_down_because_mig_mode_was_switched_on_are_no_fault(bench
     assert found.cause == "nvlink-down"
 
 
+@pytest.mark.parametrize("unread", [("nvlinks",), ("mig", "partitions")])
+def test_links_that_nvml_does_not_tell_are_not_down(bench: Any, unread: tuple[str, ...]) -> None:
+    best = bench.gpu()
+    assert of_gpu(replace(best, nvlinks=(), mig=None, unread=unread), best) == ()
+    assert of_gpu(replace(best, nvlinks=(), unread=("serial",)), best) != ()
+
+
 @pytest.mark.parametrize("field", [{"pcie_link_width": 8}, {"pcie_link_generation": 3}])
 def test_a_slower_pcie_link_is_a_degradation(bench: Any, field: dict[str, int]) -> None:
     (found,) = of_gpu(replace(bench.gpu(), **field), bench.gpu())

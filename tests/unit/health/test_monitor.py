@@ -14,7 +14,7 @@ from driver.health.keeper import Keeper, Policy
 from driver.health.monitor import Heard, Look, Monitor
 from driver.health.remembered import KEEP_SECONDS, Album, Remembered
 from driver.health.store import HealthStore
-from driver.model import Gpu, GpuState, MigMode, MigPartition, NodeInventory, NvLinkGroup, Placement
+from driver.model import Gpu, GpuState, MigPartition, NodeInventory, NvLinkGroup, Placement
 from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlTimeoutError
 from native.nvml.eventtypes import EventType, NvmlEvent
 from native.nvml.healthtypes import GpuHealth
@@ -270,23 +270,6 @@ def test_a_gpu_that_fell_ill_stays_in_view_as_it_was(bench: Any) -> None:
 def test_one_that_was_never_well_is_shown_as_it_is(bench: Any) -> None:
     lost = bench.gpu(state=GpuState.LOST, uuid=None)
     assert Remembered(lambda _gpu: False).view(node(lost)).gpus == (lost,)
-
-
-def test_partitions_stay_in_view_while_nvml_does_not_tell_what_stands(bench: Any) -> None:
-    remembered = Remembered(lambda _gpu: False)
-    on = MigMode(True, True)
-    part = MigPartition("MIG-a", 3, 0, 9, "3g.40gb", Placement(0, 4))
-    untold = bench.gpu(mig=on, partitions_known=False)
-    assert remembered.view(node(untold)).gpus == (untold,), "nothing was known yet"
-    known = bench.gpu(mig=on, partitions=(part,))
-    remembered.view(node(known))
-    assert remembered.view(node(untold)).gpus == (known,)
-    assert remembered.view(node(bench.gpu(mig=None, partitions_known=False))).gpus == (known,), "nor its mode"
-    assert remembered.whole == node(known)
-    empty = bench.gpu(mig=on)
-    assert remembered.view(node(empty)).gpus == (empty,), "NVML says that nothing stands"
-    other = bench.gpu(uuid="GPU-other", mig=on, partitions_known=False)
-    assert remembered.view(node(other)).gpus == (other,), "another board"
 
 
 def test_one_that_was_taken_away_on_purpose_is_not_held(bench: Any) -> None:

@@ -160,6 +160,23 @@ def test_taints_that_were_not_taken_over_are_asked_for_again(room: Room) -> None
     assert room.watch.judge() is False
 
 
+def test_a_gpu_that_was_held_back_long_enough_is_published_again_without_a_new_reading(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(room.watch._remembered, "_clock", lambda: now[0])
+    other = room.bench.gpu("0000:1d:00.0", unread=("fabric",))
+    lacking = NodeInventory("580.1", (13, 0), "13", (*room.gpus, other))
+    assert room.watch.shown(lacking).gpus[2].state is GpuState.UNREADABLE
+    room.look()
+    room.publish()
+    assert room.watch.judge() is False
+    now[0] = 60.0
+    assert room.watch.judge() is True
+    assert room.watch.shown(lacking).gpus[2].state is GpuState.READY
+    assert room.watch.judge() is False
+
+
 def test_the_drivers_own_taint_is_no_reason_to_publish_again(room: Room) -> None:
     room.look()
     room.watch.published([NAME], {NAME: [{"key": "gpu.nvidia.com/driver-unavailable", "effect": "NoSchedule"}]})
