@@ -31,6 +31,8 @@ MAX_BYTES = 16 * 1024 * 1024
 QUEUED = 8192
 RETRY_SECONDS = 5.0
 SYNC_SECONDS = 5.0
+LINGER_SECONDS = 0.02
+"""Whoever records something is about to answer the kubelet; writing at once would only be in its way."""
 JUMP_SECONDS = 1.0
 """The wall clock moved by more than this against the clock that runs since the boot: told by a ``gap``."""
 
@@ -100,6 +102,7 @@ class Journal:
         self._queue: deque[_Item] = deque()
         self._dropped: Counter[str] = Counter()
         self._closing = False
+        self._end_asked = threading.Event()
         self._busy = False
         self._ring: Ring | None = None
         self._state = JournalState()
@@ -161,6 +164,7 @@ class Journal:
         with self._condition:
             self._closing = True
             self._condition.notify_all()
+        self._end_asked.set()
         if self._thread.ident is not None:
             self._thread.join(timeout)
         with self._condition:
@@ -176,6 +180,7 @@ class Journal:
                 if self._closing and not self._queue:
                     break
                 self._busy = bool(self._queue)
+            self._end_asked.wait(LINGER_SECONDS)
             try:
                 self._step()
             except (OSError, LockedError) as error:
