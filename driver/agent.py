@@ -23,6 +23,8 @@ from driver.bridge import (
     ClaimHandler,
     count_prepared,
     device_statuses,
+    held_claims,
+    metadata_problems,
     own_partitions,
     resources,
     with_other_hardware,
@@ -37,7 +39,7 @@ from driver.metrics import Deferred, Metrics
 from driver.model import GpuState, MigSupport, NodeInventory, Problem
 from driver.offering import Offering
 from driver.prepare import PatientPreparer, read_boot_id
-from driver.publish import DeviceOrder, build_pool, pool_name
+from driver.publish import DeviceOrder, PoolDocument, build_pool, pool_name
 from driver.settings import Settings, listed
 from kubeletplugin import api
 from kubeletplugin.plugin import Plugin
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
     from driver.journal.scribe import Scribe
     from driver.node import NodeReader
+    from driver.prepare import ClaimRef, Recovery
     from driver.shapekeeper import ShapeKeeper
     from native.nvml.session import NvmlSession
     from native.uevents import UeventWatcher
@@ -296,6 +299,8 @@ class Agent:
                 taint: api.JSON = {"key": DRIVER_TAINT, "effect": "NoSchedule"}
                 taints = {gpu.name: [*taints.get(gpu.name, ()), taint] for gpu in inventory.gpus}
             if self._mig is MigSupport.DYNAMIC or self._settings.passthrough_devices:
+                if self._settings.metadata_versions:  # which containers get whether or not the API server is there
+                    self._lookout.described(self._build(inventory, taints, counters=True).devices)
                 self._plugin.publish(lambda features: self._pool(inventory, taints, counters=features.partitionable))
             else:
                 self._plugin.publish(self._pool(inventory, taints))
@@ -303,8 +308,16 @@ class Agent:
     def _pool(
         self, inventory: NodeInventory, taints: Mapping[str, list[api.JSON]], *, counters: bool = False
     ) -> api.DriverResources:
+        pool = self._build(inventory, taints, counters=counters)
+        self._lacks.tell(pool, uncounted=self._mig is MigSupport.DYNAMIC and not counters)
+        self._lookout.published(pool.devices, taints)
+        if self._shapes is not None:
+            self._shapes.offer(pool)
+        return resources(pool)
+
+    def _build(self, inventory: NodeInventory, taints: Mapping[str, list[api.JSON]], *, counters: bool) -> PoolDocument:
         settings = self._settings
-        pool = build_pool(
+        return build_pool(
             inventory,
             node_name=settings.node_name,
             driver_name=settings.driver_name,
@@ -313,11 +326,6 @@ class Agent:
             order=DeviceOrder(settings.device_order),
             counters=counters,
         )
-        self._lacks.tell(pool, uncounted=self._mig is MigSupport.DYNAMIC and not counters)
-        self._lookout.published(pool.devices, taints)
-        if self._shapes is not None:
-            self._shapes.offer(pool)
-        return resources(pool)
 
     def _make_lookout(self) -> Lookout:
         settings = self._settings
@@ -388,16 +396,12 @@ class Agent:
     def _recover(self) -> None:
         before = self._preparer.prepared()
         report = self._preparer.recover()
-        problems = [problem for problem in report.problems if problem not in self._known_problems]
-        for problem in problems:
-            log.warning("%s: %s", problem.subject, problem.message)
-        for ref, problem in report.broken():
-            if problem in problems:
-                self._observer.claim_event(ref, "Warning", "DeviceLost", problem.message)
-        self._known_problems = frozenset(report.problems)
+        restored = self._plugin.restore_metadata(lambda: held_claims(self._preparer.prepared(), self._lookout.metadata))
+        problems = self._say_problems(report, metadata_problems(restored))
         for done, text in (
             (report.undone, "undid what was under way"),
             (report.remade, "made CDI specifications again"),
+            (restored.remade, "made the metadata of claims again"),
             (report.orphans, "removed CDI specifications of claims that nobody knows"),
         ):
             if done:
@@ -415,6 +419,20 @@ class Agent:
         for record in with_other_hardware(before, self._preparer.prepared()):
             self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self._lookout.condition))
         self._patient.changed()
+
+    def _say_problems(self, report: Recovery, unrestored: Mapping[Problem, ClaimRef]) -> list[Problem]:
+        """Say what is wrong with the claims, each once; gives what is new."""
+        found = (*report.problems, *unrestored)
+        new = [problem for problem in found if problem not in self._known_problems]
+        self._known_problems = frozenset(found)
+        lost = ((ref, "DeviceLost", problem) for ref, problem in report.broken())
+        unmade = ((ref, "MetadataFailed", problem) for problem, ref in unrestored.items())
+        for problem in new:
+            log.warning("%s: %s", problem.subject, problem.message)
+        for ref, reason, problem in (*lost, *unmade):
+            if problem in new:
+                self._observer.claim_event(ref, "Warning", reason, problem.message)
+        return new
 
 
 def _host_and_port(address: str, port: int) -> str | None:

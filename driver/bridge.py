@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from driver.later import Later
 from driver.metrics import Deferred, Metrics
-from driver.model import Gpu, NodeInventory, Placement
+from driver.model import Gpu, NodeInventory, Placement, Problem
 from driver.names import DeviceName
-from driver.prepare import ClaimError, ClaimRecord, ClaimRef, Origin, PatientPreparer, is_remnant
+from driver.prepare import ClaimError, ClaimRecord, ClaimRef, Origin, PatientPreparer, Phase, is_remnant
 from driver.publish import PoolDocument
 from kubeletplugin import api
 
@@ -85,6 +85,10 @@ Condition: TypeAlias = Callable[[str], api.JSON | None]
 """Device name -> a condition of ``status.devices`` about its health; None: nothing is to be said."""
 
 
+MetadataOf: TypeAlias = Callable[[str], api.DeviceMetadata | None]
+"""Device name -> what containers are to know of it; None: not known now."""
+
+
 class ClaimHandler:
     """The plugin library's ``Handler`` over the driver's ``PatientPreparer``.
 
@@ -105,7 +109,7 @@ class ClaimHandler:
         say: Say | None = None,
         scribe: Later[Scribe] | None = None,
         condition: Condition = lambda _device: None,
-        metadata: Callable[[str], api.DeviceMetadata | None] = lambda _device: None,
+        metadata: MetadataOf = lambda _device: None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._preparer = preparer
@@ -217,6 +221,30 @@ def device_statuses(record: ClaimRecord, condition: Condition = lambda _device: 
         conditions = (said,) if said is not None else ()
         statuses[key] = api.DeviceStatus(device.pool, device.device, device.share_id, conditions, data)
     return list(statuses.values())
+
+
+def held_claims(records: Iterable[ClaimRecord], metadata: MetadataOf) -> list[api.HeldClaim]:
+    """What the plugin library makes the files of prepared claims' metadata from again.
+
+    Not of records in doubt: they do not know all of their claim.
+    """
+    return [
+        api.HeldClaim(
+            api.ClaimRef(record.ref.namespace, record.ref.name, record.ref.uid),
+            tuple(
+                api.PreparedDevice((one.request,), one.pool, one.device, (), one.share_id, metadata(one.device))
+                for one in record.devices
+            ),
+            record.pod_claim,
+        )
+        for record in records
+        if record.phase is Phase.PREPARED and record.doubt is None
+    ]
+
+
+def metadata_problems(restored: api.Restored) -> dict[Problem, ClaimRef]:
+    """What keeps metadata from being made again -> whose."""
+    return {Problem(f"claim {ref}", text): _ref(ref) for ref, text in restored.problems.items()}
 
 
 def with_other_hardware(before: Iterable[ClaimRecord], now: Iterable[ClaimRecord]) -> list[ClaimRecord]:

@@ -147,8 +147,11 @@ Before the plugin registers, unfinished work is undone as far as that needs no N
 kubelet can unprepare; no claim is answered from its record before this boot's hardware was compared with it. With the
 first reading of the node every `Prepared` record is verified: after a reboot partitions are made again at their places,
 sharing is set up and CDI files are written; what cannot be had again keeps its hardware withheld until the claim is
-unprepared. What belongs to nobody is removed: CDI files of ours, partitions that a record says we made, MPS folders.
-What is not ours is left alone.
+unprepared. The same is done behind every reading (each `rescanSeconds`), so that what somebody removes or changes under
+a running agent comes back: the kubelet starts containers of a prepared claim anew without a call to the driver. Where
+containers get metadata, its files and the CDI files that mount them are compared with the record too, already before
+the registration; none of this needs the API server. What belongs to nobody is removed: CDI files of ours, partitions
+that a record says we made, MPS folders. What is not ours is left alone.
 
 ## The checkpoint
 

@@ -58,6 +58,26 @@ class PreparedDevice(msgspec.Struct, frozen=True):
     """Used where the plugin hands out metadata; ``None``: not known yet (``Plugin.update_metadata`` adds it later)."""
 
 
+class HeldClaim(msgspec.Struct, frozen=True):
+    """A prepared claim as the driver's own record has it: what the files of its metadata are made from again."""
+
+    ref: ClaimRef
+    devices: tuple[PreparedDevice, ...]
+    """``metadata`` of ``None``: not known now, so that what the claim's file says of the device stays."""
+    pod_claim: str | None = None
+    """The name in the pod's ``spec.resourceClaims``, of a claim that was made from a template; empty for others.
+    ``None``: the record does not know, the claim's file may."""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What became of the metadata of prepared claims."""
+
+    remade: tuple[str, ...] = ()
+    """UIDs of claims of which a file was gone or not as it should be, and is right again."""
+    problems: Mapping[ClaimRef, str] = msgspec.field(default_factory=dict)
+    """What cannot be made right of which claim, and why: a container of it that starts now fails."""
+
+
 class PrepareError(Exception):
     """A claim cannot be prepared (or undone). The text reaches the user as the pod's event.
 

@@ -8,6 +8,9 @@ the claim's UID: names come again, and the end of an old claim must not take a n
 A bind mount holds on to the inode. A file that exists is therefore changed in place: written over from its start in one
 call and then cut, so that what is left of a longer old content stands behind a whole first object, which is all that
 readers read. (The kernel does not promise that a read during the write itself sees all of it or nothing.)
+
+The CDI folder is usually a tmpfs, and the kubelet starts containers of a prepared claim anew without a word to the
+plugin. So the files are compared with what the driver knows of its prepared claims, and made again (``restore``).
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import logging
 import os
 import re
 import shutil
+import stat
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kubeletplugin.api import JSON, Claim, ClaimRef, PreparedDevice
+from kubeletplugin.api import JSON, Claim, ClaimRef, HeldClaim, PreparedDevice, Restored
 from kubeletplugin.devicemetadata import (
     CLAIMS_FOLDER,
     CONTAINER_DIR,
@@ -40,6 +44,8 @@ logger = logging.getLogger(__name__)
 POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 """On claims made from a template: the name in the pod's ``spec.resourceClaims``."""
 DATA_FOLDER = "dra-device-metadata"
+_MODE = 0o644
+"""Containers of any user read the files, and runtimes need not be root's."""
 _MAX_BYTES = 16 << 20
 """More than any file of a request holds."""
 CDI_VERSION = "0.5.0"
@@ -83,6 +89,7 @@ class MetadataWriter:
         if not _CDI_VENDOR.match(driver_name):
             raise ValueError(f"driver name {driver_name!r} cannot be a CDI vendor: those begin with a letter")
         self._driver_name = driver_name
+        self._kind = f"{driver_name}/metadata"
         self._folder = data_dir / DATA_FOLDER
         self._cdi_dir = cdi_dir
         self._versions = tuple(versions)
@@ -103,8 +110,28 @@ class MetadataWriter:
         with self._lock:
             for base, requests in _by_request(devices).items():
                 self._write_request(claim.ref, base, requests, pod_claim)
-                names[base] = self._write_cdi(claim.ref, base, pod_claim)
+                self._write_cdi(claim.ref, base, pod_claim)
+                names[base] = f"{self._kind}={_cdi_name(claim.ref, base)}"
         return names
+
+    def restore(self, claims: Callable[[], Iterable[HeldClaim]]) -> Restored:
+        """Makes files of prepared claims again that are gone or not as they should be: after a reboot, or where
+        somebody has removed them. Needs no API server; where all is well nothing is written.
+
+        Args:
+            claims: gives the claims that are prepared. Called while nothing of any claim is removed, so that a claim
+                which ends meanwhile is either not among them or has its files removed afterwards.
+        """
+        remade: list[str] = []
+        problems: dict[ClaimRef, str] = {}
+        with self._lock:
+            for claim in claims():
+                try:
+                    if self._restore(claim):
+                        remade.append(claim.ref.uid)
+                except MetadataError as error:
+                    problems[claim.ref] = str(error)
+        return Restored(tuple(remade), problems)
 
     def update(self, ref: ClaimRef, request: str, devices: Sequence[PreparedDevice]) -> int:
         """Replaces what is said of one request's devices, for what is known only after Prepare; the new generation.
@@ -115,7 +142,7 @@ class MetadataWriter:
         base = request.partition("/")[0]
         path = self._path(ref, base)
         with self._lock:
-            stored = self._read(path)
+            stored, _ = self._read(path)
             if stored is None:
                 raise MetadataError(f"request {request!r} of claim {ref} has no metadata: not found in {path.parent}")
             generation = int(stored["metadata"].get("generation") or 0) + 1
@@ -169,6 +196,28 @@ class MetadataWriter:
             logger.info("removed the metadata of claims that are gone", extra={"claims": removed})
         return tuple(removed)
 
+    def _restore(self, claim: HeldClaim) -> bool:
+        """Whether anything had to be written."""
+        if not _UID.match(claim.ref.uid):
+            return False  # no Prepare of it was ever answered with files
+        remade = False
+        for base, requests in _by_request(claim.devices).items():
+            stored, _ = self._read(self._path(claim.ref, base))
+            if stored is not None and stored["metadata"].get("uid") != claim.ref.uid:
+                stored = None
+            pod_claim = claim.pod_claim
+            if pod_claim is None and stored is not None:
+                pod_claim = stored.get("podClaimName") or ""
+            known = {(device["pool"], device["name"]) for device in _devices(stored)}
+            told = [
+                one.metadata is not None or (one.pool, one.device) in known for of in requests.values() for one in of
+            ]
+            if pod_claim is None or not all(told):
+                continue  # a part of it is known to nobody now
+            written = self._write_request(claim.ref, base, requests, pod_claim or None)
+            remade |= self._write_cdi(claim.ref, base, pod_claim or None) or written
+        return remade
+
     def _uids(self) -> set[str]:
         """Of the claims that have files; what is not named as ours are is left alone."""
         prefix = f"{self._driver_name}_metadata_"
@@ -178,9 +227,10 @@ class MetadataWriter:
 
     def _write_request(
         self, ref: ClaimRef, base: str, requests: Mapping[str, Sequence[PreparedDevice]], pod_claim: str | None
-    ) -> None:
+    ) -> bool:
+        """Whether the file was not that already."""
         path = self._path(ref, base)
-        stored = self._read(path)
+        stored, raw = self._read(path)
         known = {(device["pool"], device["name"]): device for device in _devices(stored)}
         content: list[JSON] = [
             {
@@ -190,9 +240,13 @@ class MetadataWriter:
             for name, devices in requests.items()
         ]
         generation = int(stored["metadata"].get("generation") or 0) if stored is not None else 0
-        if stored is not None and self._document(ref, generation, pod_claim, content) == _unversioned(stored):
-            return
-        self._store(path, self._document(ref, generation + 1, pod_claim, content))
+        document = self._document(ref, generation, pod_claim, content)
+        if stored is None or document != _unversioned(stored):
+            document = self._document(ref, generation + 1, pod_claim, content)
+        elif raw == self._stream(document):
+            return False
+        self._store(path, document)
+        return True
 
     def _device(self, device: PreparedDevice, known: JSON | None) -> JSON:
         if device.metadata is None and known is not None:
@@ -209,47 +263,58 @@ class MetadataWriter:
         metadata = {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid, "generation": generation}
         return {"metadata": metadata, **({"podClaimName": pod_claim} if pod_claim else {}), "requests": requests}
 
-    def _read(self, path: Path) -> JSON | None:
-        """The file's content; None where there is none, or one that a crash has left in pieces."""
+    def _read(self, path: Path) -> tuple[JSON | None, bytes]:
+        """What the file says, and its bytes (none where its mode is another one); None where there is no file, or one
+        that a crash has left in pieces."""
         try:
-            return decode_stream(_read_file(path))
-        except (FileNotFoundError, MetadataStreamError, UnicodeDecodeError):
-            return None
+            raw, status = _read_file(path)
+        except FileNotFoundError:
+            return None, b""
         except OSError as error:
-            raise MetadataError(f"metadata file {path} cannot be read: {error}") from error
+            raise MetadataError(f"metadata file {path} cannot be read: {_told(error)}") from error
+        try:
+            return decode_stream(raw.decode()), raw if _is_public(status) else b""
+        except (MetadataStreamError, UnicodeDecodeError):
+            return None, b""
+
+    def _stream(self, document: JSON) -> bytes:
+        return "".join(
+            json.dumps({"apiVersion": version, "kind": "DeviceMetadata", **document}, indent=2) + "\n"
+            for version in self._versions
+        ).encode()
 
     def _store(self, path: Path, document: JSON) -> None:
         faults = validate_device_metadata(document)
         if faults:
             raise MetadataError(f"metadata for {path.parent.name} is not valid: {'; '.join(map(str, faults))}")
-        stream = "".join(
-            json.dumps({"apiVersion": version, "kind": "DeviceMetadata", **document}, indent=2) + "\n"
-            for version in self._versions
-        )
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            _write_in_place(path, stream.encode())
+            _write_in_place(path, self._stream(document))
         except OSError as error:
             raise MetadataError(f"metadata file {path} cannot be written: {_told(error)}") from error
 
-    def _write_cdi(self, ref: ClaimRef, base: str, pod_claim: str | None) -> str:
-        name = f"{ref.uid}_{base}"
+    def _write_cdi(self, ref: ClaimRef, base: str, pod_claim: str | None) -> bool:
+        """Whether the file was not that already: runtimes read the whole folder anew with each change in it."""
+        name = _cdi_name(ref, base)
         folder = f"{TEMPLATES_FOLDER}/{pod_claim}" if pod_claim else f"{CLAIMS_FOLDER}/{ref.name}"
         mount = {
             "hostPath": str(self._path(ref, base)),
             "containerPath": f"{CONTAINER_DIR}/{folder}/{base}/{file_name(self._driver_name)}",
             "options": ["ro", "bind"],
         }
-        kind = f"{self._driver_name}/metadata"
         device = {"name": name, "containerEdits": {"mounts": [mount]}}
-        text = json.dumps({"cdiVersion": CDI_VERSION, "kind": kind, "devices": [device]}, indent=2)
+        data = json.dumps({"cdiVersion": CDI_VERSION, "kind": self._kind, "devices": [device]}, indent=2).encode()
         path = self._cdi_dir / f"{self._driver_name}_metadata_{name}.json"
+        if _holds(path, data):
+            return False
         try:
-            self._cdi_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if not self._cdi_dir.is_dir():
+                self._cdi_dir.mkdir(parents=True, exist_ok=True)
+                self._cdi_dir.chmod(0o755)  # whatever the umask: a runtime need not be root's
             # The runtime reads whatever ends in .json, at any time: it may only appear whole.
             temporary = path.with_name(f".{path.name}.new")
             try:
-                _write_new(temporary, text.encode())
+                _write_new(temporary, data)
                 temporary.rename(path)
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to report
@@ -257,7 +322,7 @@ class MetadataWriter:
                 raise
         except OSError as error:
             raise MetadataError(f"CDI specification {path} cannot be written: {_told(error)}") from error
-        return f"{kind}={name}"
+        return True
 
     def _path(self, ref: ClaimRef, base: str) -> Path:
         return self._folder / ref.uid / base / "metadata.json"
@@ -266,6 +331,10 @@ class MetadataWriter:
 def _told(error: OSError) -> str:
     """What was wrong with which path, and what to do."""
     return f"{error}; {_REMEDIES.get(error.errno or 0, 'see the log of the plugin')}"
+
+
+def _cdi_name(ref: ClaimRef, base: str) -> str:
+    return f"{ref.uid}_{base}"
 
 
 def _by_request(devices: Sequence[PreparedDevice]) -> dict[str, dict[str, list[PreparedDevice]]]:
@@ -289,25 +358,39 @@ def _unversioned(document: JSON) -> JSON:
 def _write_new(path: Path, data: bytes) -> None:
     """In the place of whatever stands there; the folder may be one that others write to."""
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o644)  # whatever the umask
+        os.fchmod(descriptor, _MODE)  # whatever the umask
         file.write(data)
 
 
-def _read_file(path: Path) -> str:
-    """OSError: it cannot be read, or is a link; UnicodeDecodeError. Of a pipe nothing is waited for."""
+def _read_file(path: Path) -> tuple[bytes, os.stat_result]:
+    """Content and status. OSError: it cannot be read, or is a link. Of a pipe nothing is waited for."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        return file.read(_MAX_BYTES).decode()
+        return file.read(_MAX_BYTES), os.fstat(descriptor)
+
+
+def _is_public(status: os.stat_result) -> bool:
+    """Whether everybody may read a file and root (or this user) alone may change it."""
+    return stat.S_IMODE(status.st_mode) == _MODE and status.st_uid in (0, os.geteuid())
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether exactly this is in the file, with the owner and mode that it is made with."""
+    try:
+        found, status = _read_file(path)
+    except OSError:
+        return False
+    return found == data and _is_public(status)
 
 
 def _write_in_place(path: Path, data: bytes) -> None:
     # Never through a link, and never into a pipe that somebody put there and nobody reads.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = os.open(path, flags, _MODE)
     try:
-        os.fchmod(descriptor, 0o644)  # whatever the umask
+        os.fchmod(descriptor, _MODE)  # whatever the umask
         written = 0
         while written < len(data):
             written += os.pwrite(descriptor, data[written:], written)

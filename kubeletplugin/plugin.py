@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kubeletplugin.api import ClaimRef, DeviceStatus, Handler, NullObserver, Observer, PreparedDevice
+from kubeletplugin.api import ClaimRef, DeviceStatus, Handler, NullObserver, Observer, PreparedDevice, Restored
 from kubeletplugin.calls import ClaimCalls
 from kubeletplugin.doors import Doors
 from kubeletplugin.dra import SERVICES, ArrivalPool, DraService, dra_handlers
@@ -38,10 +38,11 @@ from kubeletplugin.sockets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
+    from kubeletplugin.api import HeldClaim
     from kubeletplugin.claimstatus import ClaimStatusWriter
     from kubeletplugin.client import KubeClient
     from kubeletplugin.health import HealthBoard
@@ -215,6 +216,17 @@ class Plugin:
             The UIDs of which something was removed.
         """
         return () if self._metadata is None else self._metadata.sweep(keep)
+
+    def restore_metadata(self, claims: Callable[[], Iterable[HeldClaim]]) -> Restored:
+        """Makes the files of prepared claims' metadata again where they are gone or not as they should be.
+
+        The kubelet starts containers of a prepared claim anew without calling Prepare, and the CDI folder does not
+        outlive a reboot: to be called at start, and now and then. Needs neither the kubelet nor the API server.
+
+        Args:
+            claims: gives the claims that are prepared, as late as possible.
+        """
+        return Restored() if self._metadata is None else self._metadata.restore(claims)
 
     def report_status(self, ref: ClaimRef, devices: Sequence[DeviceStatus]) -> None:
         """Says in the claim's status exactly this of its devices (KEP-4817); returns at once.

@@ -21,6 +21,8 @@ _SUBDOMAIN = re.compile(r"\A[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0
 _SHARE = re.compile(r"\A[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _SUBDOMAIN_LENGTH = 253
 
+POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
+"""On claims made from a template: the name in the pod's ``spec.resourceClaims``."""
 FROM_CLASS = "FromClass"
 FROM_CLAIM = "FromClaim"
 
@@ -83,6 +85,9 @@ class ClaimAllocation(msgspec.Struct, frozen=True):
     """Those of this driver and this pool, in the scheduler's order. May be empty: all belongs to other drivers."""
     configs: tuple[OpaqueConfig, ...]
     """Those of this driver, lowest precedence first (class before claim, earlier before later)."""
+    pod_claim: str | None = None
+    """The name in the pod's ``spec.resourceClaims``, of a claim made from a template; empty: it is used by its own
+    name. None: what the claim says cannot be such a name."""
 
     def configs_for(self, result: AllocationResult) -> tuple[OpaqueConfig, ...]:
         """The configurations for one result, lowest precedence first."""
@@ -151,7 +156,17 @@ def _read(root: Cursor, uid: str, driver_name: str, pool_name: str) -> ClaimAllo
             Reason.DEVICE_NOT_FOUND,
             permanent=True,
         )
-    return ClaimAllocation(ref, results, _read_configs(root, devices, driver_name) if results else ())
+    configs = _read_configs(root, devices, driver_name) if results else ()
+    return ClaimAllocation(ref, results, configs, _pod_claim(root.get("metadata")))
+
+
+def _pod_claim(metadata: Cursor) -> str | None:
+    """Of an annotation, which is nothing that a claim can fail by: whoever may write the claim may write anything."""
+    annotations = metadata.find("annotations")
+    name = (
+        annotations.value.get(POD_CLAIM_ANNOTATION, "") if annotations and isinstance(annotations.value, dict) else ""
+    )
+    return name if isinstance(name, str) and (not name or _LABEL.match(name)) else None
 
 
 def _read_ref(metadata: Cursor) -> ClaimRef:

@@ -122,11 +122,17 @@ def remove(path: Path) -> bool:
     return True
 
 
-def read_regular(path: Path, max_bytes: int) -> bytes:
+def read_regular(path: Path, max_bytes: int, *, mode: int | None = None) -> bytes:
     """Read a regular file that is not a link.
+
+    Args:
+        path: of the file.
+        max_bytes: more is never read.
+        mode: the permission bits that the file must have, and then root or this user as its owner.
 
     Raises:
         NotAFileError: a folder, a link, a pipe or the like stands there.
+        ForeignFileError: its owner or its mode is another one.
         TooLargeError: more than ``max_bytes``.
         OSError: it cannot be read.
     """
@@ -140,6 +146,9 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise NotAFileError(f"{path} is not a regular file")
+        if mode is not None and (stat.S_IMODE(status.st_mode) != mode or status.st_uid not in (0, os.geteuid())):
+            found = f"mode {stat.S_IMODE(status.st_mode):o} and belongs to user {status.st_uid}"
+            raise ForeignFileError(f"{path} has {found}, it was made with mode {mode:o}")
         if status.st_size > max_bytes:
             raise TooLargeError(f"{path} is {status.st_size} bytes long, at most {max_bytes} are expected")
         chunks = []
@@ -152,6 +161,10 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 class NotAFileError(Exception):
     """Something other than a regular file stands at the path."""
+
+
+class ForeignFileError(Exception):
+    """The file's owner or mode is not what it was made with: not all can read it, or others can change it."""
 
 
 class TooLargeError(Exception):

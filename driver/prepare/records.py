@@ -104,6 +104,9 @@ class ClaimRecord(msgspec.Struct, frozen=True):
     data: StepData = msgspec.field(default_factory=dict)
     """What steps must know of the claim as a whole, by the step's name."""
     extra: Mapping[str, object] = msgspec.field(default_factory=dict)
+    pod_claim: str | None = None
+    """The pod's name for a claim that was made from a template, by which containers find its metadata; empty for
+    others. None: unknown, for an earlier version wrote the record."""
 
     @property
     def trusted(self) -> bool:
@@ -145,6 +148,7 @@ def record_to_json(record: ClaimRecord) -> dict[str, object]:
         "doubt": record.doubt,
         "held": sorted(record.held) or None,
         "data": record.data or None,
+        "podClaim": record.pod_claim,
     }
     document.update({key: value for key, value in optional.items() if value is not None})
     return document
@@ -169,7 +173,9 @@ def _device_to_json(device: DeviceRecord) -> dict[str, object]:
     return document
 
 
-_CLAIM_KEYS = frozenset(("namespace", "name", "phase", "devices", "bootID", "specDigest", "doubt", "held", "data"))
+_CLAIM_KEYS = frozenset(
+    ("namespace", "name", "phase", "devices", "bootID", "specDigest", "doubt", "held", "data", "podClaim")
+)
 _DEVICE_KEYS = frozenset(
     ("request", "pool", "device", "address", "uuid", "cdiDevice", "shareID", "adminAccess", "data")
 )
@@ -198,6 +204,7 @@ def _read(uid: str, cursor: Cursor) -> ClaimRecord:
         held=frozenset(item.text() for item in held.elements()) if held else frozenset(),
         data=_step_data(cursor),
         extra=_unknown(cursor, _CLAIM_KEYS),
+        pod_claim=_text(cursor, "podClaim"),
     )
 
 

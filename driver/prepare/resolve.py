@@ -45,7 +45,7 @@ def resolve(allocation: ClaimAllocation, inventory: NodeInventory, mig: MigSuppo
         ClaimError: a device is not there or not usable now. Permanent where only an administrator can bring it back.
     """
     devices = tuple(_device(allocation.ref.uid, result, inventory, mig) for result in allocation.results)
-    return ClaimRecord(allocation.ref, Phase.PREPARING, devices)
+    return ClaimRecord(allocation.ref, Phase.PREPARING, devices, pod_claim=allocation.pod_claim)
 
 
 def usable_gpu(name: str, inventory: NodeInventory) -> Gpu:

@@ -7,6 +7,7 @@ it is empty, and the files are made again from the checkpoint.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from driver.prepare.errors import storage_error
 
 CLASS = "claim"
 _MAX_BYTES = 8 * 1024 * 1024
+_MODE = 0o644
+_NO_SPEC = (files.NotAFileError, files.ForeignFileError, files.TooLargeError)
+"""What stands at the path is nothing that this driver has made."""
 _DEVICE_NAME_LIMIT = 128
 
 
@@ -63,9 +67,9 @@ class SpecFolder:
             OSError: it could not be written; an older file stands as it was.
         """
         final = self.path(uid)
-        temporary = final.with_name(f".{final.name}.tmp")
+        temporary = self._temporary_of(final)
         files.make_folder(self.folder, 0o755)
-        files.write_new(temporary, data, 0o644)
+        files.write_new(temporary, data, _MODE)
         files.replace(temporary, final)
 
     def remove(self, uid: str) -> bool:
@@ -76,24 +80,34 @@ class SpecFolder:
         """
         final = self.path(uid)
         try:
-            left = files.remove(final.with_name(f".{final.name}.tmp"))
+            left = files.remove(self._temporary_of(final))
             return files.remove(final) or left
         except NotADirectoryError:
             return False
 
+    def holds(self, uid: str) -> bool:
+        """Whether anything stands in the place of a claim's file, or is left of an interrupted write."""
+        final = self.path(uid)
+        return any(os.path.lexists(path) for path in (final, self._temporary_of(final)))
+
     def current_digest(self, uid: str) -> str | None:
-        """The digest of the file that is there; None where there is none that could serve.
+        """The digest of the file that is there; None where there is none that could serve: runtimes may not be root's,
+        and what is in the file is done to containers by root, so it must be as it was made in owner and mode, too.
 
         Raises:
             ClaimError: WriteFailed, retryable: it cannot be looked at.
         """
         path = self.path(uid)
         try:
-            return digest(files.read_regular(path, _MAX_BYTES))
-        except (FileNotFoundError, NotADirectoryError, files.NotAFileError, files.TooLargeError):
+            return digest(files.read_regular(path, _MAX_BYTES, mode=_MODE))
+        except (FileNotFoundError, NotADirectoryError, *_NO_SPEC):
             return None
         except OSError as error:
             raise storage_error("read the CDI file", path, error) from error
+
+    @staticmethod
+    def _temporary_of(final: Path) -> Path:
+        return final.with_name(f".{final.name}.tmp")
 
     def leftovers(self) -> list[Leftover]:
         """The claims that have a file here, in the order of their UIDs. An absent folder has none.

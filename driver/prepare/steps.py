@@ -201,12 +201,12 @@ class SpecStep(StepDefaults):
             raise storage_error("remove the CDI file", self._folder.path(record.ref.uid), error) from error
 
     def is_done(self, work: Work) -> bool:
-        """Whether exactly this file is there."""
+        """Whether exactly this file is there, readable for all and writable for root alone."""
         return self._folder.current_digest(work.record.ref.uid) == digest(self._content(work))
 
     def is_undone(self, record: ClaimRecord) -> bool:
-        """Whether there is no file."""
-        return not self._folder.path(record.ref.uid).exists()
+        """Whether there is no file, nor a part of one."""
+        return not self._folder.holds(record.ref.uid)
 
     def _content(self, work: Work) -> bytes:
         if work.spec is None:

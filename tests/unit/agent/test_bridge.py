@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from driver.bridge import AgentObserver, ClaimHandler, count_prepared, resources
+from driver.bridge import AgentObserver, ClaimHandler, count_prepared, held_claims, metadata_problems, resources
 from driver.metrics import Deferred, Metrics
 from driver.prepare import ClaimError, ClaimRecord, ClaimRef, DeviceRecord, Phase, PreparedDevice, Reason
 from driver.publish import PoolDocument
@@ -172,6 +172,26 @@ def test_what_is_prepared_is_counted_from_the_records(
     count_prepared(preparer.prepared(), deferred)
     assert metrics.registry.get_sample_value("gpudra_prepared_claims") == 2
     assert metrics.registry.get_sample_value("gpudra_prepared_devices", {"type": "gpu"}) == 3
+
+
+def test_what_metadata_is_made_from_again_is_in_the_records_that_are_sure() -> None:
+    devices = (device_record("a", "req/sub"), device_record("b", share="s1"))
+    sure = ClaimRecord(ClaimRef("ns", "one", "uid-1"), Phase.PREPARED, devices, pod_claim="gpu")
+    doubted = ClaimRecord(ClaimRef("", "", "uid-2"), Phase.PREPARED, devices, doubt="known from its file alone")
+    begun = ClaimRecord(ClaimRef("ns", "three", "uid-3"), Phase.PREPARING, devices)
+    known = {"a": api.DeviceMetadata({"x": {"int": 1}})}
+    (held,) = held_claims([sure, doubted, begun], known.get)
+    assert (held.ref, held.pod_claim) == (ONE, "gpu")
+    assert [(one.requests, one.device, one.share_id, one.metadata) for one in held.devices] == [
+        (("req/sub",), "a", None, known["a"]),
+        (("gpu",), "b", "s1", None),
+    ]
+
+
+def test_what_cannot_be_made_again_is_a_problem_of_its_claim() -> None:
+    ((problem, claim),) = metadata_problems(api.Restored(problems={ONE: "the disk is full"})).items()
+    assert (problem.subject, problem.message) == ("claim ns/one (uid uid-1)", "the disk is full")
+    assert claim == ClaimRef("ns", "one", "uid-1")
 
 
 def test_a_pool_document_becomes_slices_in_its_order() -> None:

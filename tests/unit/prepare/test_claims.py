@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver.prepare.claims import ClaimAllocation, is_claim_uid, read_claim
+from driver.prepare.claims import POD_CLAIM_ANNOTATION, ClaimAllocation, is_claim_uid, read_claim
 from driver.prepare.errors import ClaimError, Reason
 from tests.unit.prepare.prepare_node import DRIVER, POOL, claim, config, device, gpu_config, result
 
@@ -41,6 +41,27 @@ def test_share_and_admin_access_are_read() -> None:
     assert not allocation.results[0].admin_access
     assert allocation.results[1].share_id is None
     assert allocation.results[1].admin_access
+
+
+@pytest.mark.parametrize(
+    ("annotations", "name"),
+    [
+        (None, ""),
+        ({}, ""),
+        ({"other": "x"}, ""),
+        ({POD_CLAIM_ANNOTATION: "my-gpu"}, "my-gpu"),
+        ({POD_CLAIM_ANNOTATION: ""}, ""),
+        ({POD_CLAIM_ANNOTATION: "../../etc"}, None),
+        ({POD_CLAIM_ANNOTATION: "a\nb"}, None),
+        ({POD_CLAIM_ANNOTATION: 7}, None),
+        ("not a map", ""),
+    ],
+)
+def test_the_pods_name_for_a_claim_is_read_and_fails_no_claim(annotations: object, name: str | None) -> None:
+    document = claim("u1", result(0))
+    if annotations is not None:
+        document["metadata"]["annotations"] = annotations
+    assert read(document).pod_claim == name
 
 
 @pytest.mark.bug("B52")

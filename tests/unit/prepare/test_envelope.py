@@ -88,6 +88,7 @@ def states(draw: st.DrawFn) -> envelope.State:
             draw(HARDWARE),
             draw(STEP_DATA),
             draw(UNKNOWN),
+            draw(st.none() | TEXT),
         )
     return envelope.State(
         records,

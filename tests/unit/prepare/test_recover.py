@@ -184,6 +184,26 @@ def test_files_that_were_wiped_in_the_same_boot_are_made_again(node: FakeNode) -
     json.loads(node.spec_path("u2").read_text())
 
 
+@pytest.mark.bug("B73")
+@pytest.mark.bug("B81")
+def test_a_file_that_runtimes_cannot_read_or_others_can_write_is_made_again(node: FakeNode) -> None:
+    preparer = prepared(node, "u1", "u2")
+    node.spec_path("u1").chmod(0o600)
+    node.spec_path("u2").chmod(0o666)
+    assert preparer.recover().remade == ["u1", "u2"]
+    assert {node.spec_path(uid).stat().st_mode & 0o7777 for uid in ("u1", "u2")} == {0o644}
+    assert preparer.recover().remade == []
+
+
+@pytest.mark.bug("B57")
+def test_an_unprepare_leaves_no_part_of_a_file_either(node: FakeNode) -> None:
+    preparer = prepared(node, "u1")
+    part = node.spec_path("u1").with_name(f".{node.spec_path('u1').name}.tmp")
+    part.write_text("{")
+    assert preparer.unprepare([ref("u1")]) == {"u1": None}
+    assert list(node.cdi_dir.iterdir()) == []
+
+
 @pytest.mark.bug("B71")
 def test_a_record_of_an_unknown_boot_is_verified(node: FakeNode) -> None:
     node.boot = None

@@ -60,6 +60,44 @@ def test_what_is_no_regular_file_has_no_digest(folder: SpecFolder, make: object)
     assert folder.current_digest("u1") is None
 
 
+@pytest.mark.bug("B81")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o664, 0o4644])
+def test_what_not_all_can_read_or_others_can_write_is_no_file_of_ours(folder: SpecFolder, mode: int) -> None:
+    folder.write("u1", b"one")
+    folder.path("u1").chmod(mode)
+    assert folder.current_digest("u1") is None
+    folder.write("u1", b"one")
+    assert folder.current_digest("u1") == digest(b"one")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_belongs_to_a_user_is_no_file_of_ours_and_is_replaced(folder: SpecFolder) -> None:
+    folder.write("u1", b"one")
+    os.chown(folder.path("u1"), 1000, 1000)
+    assert folder.current_digest("u1") is None, "its owner can let root do anything to a container"
+    folder.write("u1", b"one")
+    assert folder.path("u1").stat().st_uid == 0
+    assert folder.current_digest("u1") == digest(b"one")
+
+
+def test_something_is_held_until_neither_a_file_nor_a_part_of_one_nor_a_link_is_there(
+    folder: SpecFolder, tmp_path: Path
+) -> None:
+    assert not folder.holds("u1")
+    folder.write("u1", b"one")
+    assert folder.holds("u1")
+    folder.remove("u1")
+    assert not folder.holds("u1")
+    folder.path("u1").symlink_to(tmp_path / "nowhere")
+    assert folder.holds("u1")
+    folder.remove("u1")
+    part = folder.path("u1").with_name(f".{folder.path('u1').name}.tmp")
+    part.write_bytes(b"o")
+    assert folder.holds("u1")
+    folder.remove("u1")
+    assert not folder.holds("u1")
+
+
 def test_writing_replaces_a_link_and_does_not_follow_it(folder: SpecFolder, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
