@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from driver.model import Gpu, MigPartition, PciAddress, Placement
 
@@ -32,8 +33,9 @@ class DeviceName:
     compute_start: int | None = None
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def parse(cls, name: str) -> DeviceName | None:
-        """None for a name that this driver gives to no device."""
+        """None for a name that this driver gives to no device. A Prepare asks a dozen times about the same few."""
         match = _DEVICE_NAME.match(name)
         if match is None:
             return None
