@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 _TURN = """
 import os, sys
+parent = os.getppid()
 os.sched_setaffinity(0, {int(sys.argv[1])})
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 print("turning", flush=True)
-parent = os.getppid()
 while os.getppid() == parent:
     for _ in range(100_000):
         pass
