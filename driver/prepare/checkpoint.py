@@ -35,6 +35,8 @@ class Loaded(msgspec.Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
     complete: bool = True
     """False: the file was damaged or missing, and ``records`` may lack claims that are prepared."""
+    removed: bool = False
+    """The file went while the driver runs; ``records`` are as they were, and to be written again."""
 
 
 class _Change(msgspec.Struct):
@@ -103,8 +105,8 @@ class Checkpoint:
                 gone, self._gone = self._gone, True
                 if gone:
                     return None
-                message = "the checkpoint was removed while the driver runs; it is written again with the next change"
-                return Loaded(problems=(Problem(str(self.path), message),))
+                message = "the checkpoint was removed while the driver runs; it is written again"
+                return Loaded(problems=(Problem(str(self.path), message),), removed=True)
             self._loaded = False
             outcome = self._load(boot_id)
             self._loaded = True

@@ -3,8 +3,10 @@
 Variables that containers get: ``NVIDIA_VISIBLE_DEVICES=void`` (so that NVIDIA's older runtime hook adds nothing),
 ``GPUDRA_CLAIM_<claim UID>=<namespace>/<name>``, and per device ``GPUDRA_DEVICE_<device name>=<UUID of the GPU or of the
 MIG device>``, for admin access ``GPUDRA_ADMIN_DEVICE_<device name>``. Their names hold the identity, so that several
-claims in one container do not overwrite each other's. ``GPUDRA_PARTITION_<device name>`` is for the driver alone: by it
-a partition that was made for a claim is known where only this file is left of the claim.
+claims in one container do not overwrite each other's. ``GPUDRA_RECORD_<claim UID>`` is for the driver alone: the record
+of the claim, for the case that nothing but this file is left of it. The file is the last thing that is made for a claim
+and the first that is removed, so what it tells was done. ``GPUDRA_PARTITION_<device name>`` tells earlier versions,
+which knew no such record, of a partition that was made for the claim.
 """
 
 from __future__ import annotations
@@ -12,20 +14,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from driver.model import Placement
 from driver.prepare.cdi import CdiDevice, CdiDeviceNode, CdiError, CdiSpec, ContainerEdits
 from driver.prepare.claims import ClaimRef
+from driver.prepare.document import Cursor, DocumentError
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.partition import Origin, PartitionRecord
-from driver.prepare.records import ClaimRecord, DeviceRecord, Phase
-from driver.prepare.specfolder import Leftover, encode
+from driver.prepare.records import ClaimRecord, DeviceRecord, Phase, record_from_json, record_to_json
+from driver.prepare.specfolder import Leftover, digest, encode
 
 VOID = "NVIDIA_VISIBLE_DEVICES=void"
+_RECORD = "GPUDRA_RECORD_"
 
 _CLAIM = re.compile(r'"GPUDRA_CLAIM_[A-Z0-9_]+=([a-z0-9-]{1,63})/([a-z0-9.-]{1,253})"')
 _DEVICE = re.compile(
-    r'"GPUDRA_DEVICE_(GPU_([0-9A-F]{4,8})_([0-9A-F]{2})_([0-9A-F]{2})_([0-7])(?:_MIG_[A-Z0-9_]+)?)'
-    r'=((?:GPU|MIG)-[0-9A-Za-z/-]+)"'
+    r'"GPUDRA_DEVICE_(GPU_([0-9A-F]{4,8})_([0-9A-F]{2})_([0-9A-F]{2})_([0-7])(?:_MIG_[A-Z0-9_]+|_VFIO)?)'
+    r'=((?:GPU|MIG|VFIO)-[0-9A-Za-z:./-]+)"'
 )
 _PARTITION = re.compile(
     r'"GPUDRA_PARTITION_(GPU_[0-9A-F]{4,8}_[0-9A-F_]+_MIG_[A-Z0-9_]+)='
@@ -52,7 +58,8 @@ def build_spec(
     Raises:
         ClaimError: retryable; the spec would not be legal.
     """
-    void = ContainerEdits(env=(VOID, _claim_variable(record.ref)), device_nodes=tuple(control))
+    env = (VOID, _claim_variable(record.ref), _record_variable(record))
+    void = ContainerEdits(env=env, device_nodes=tuple(control))
     devices = tuple(
         CdiDevice(device.cdi_device, ContainerEdits(env=(_variable(device),)).merged(own[device.cdi_device]))
         for device in record.devices
@@ -72,6 +79,11 @@ def _claim_variable(ref: ClaimRef) -> str:
     return f"GPUDRA_CLAIM_{env_word(ref.uid)}={ref.namespace}/{ref.name}"
 
 
+def _record_variable(record: ClaimRecord) -> str:
+    bare = msgspec.structs.replace(record, phase=Phase.PREPARED, boot_id=None, spec_digest=None, doubt=None)
+    return f"{_RECORD}{env_word(record.ref.uid)}={msgspec.json.encode(record_to_json(bare)).decode()}"
+
+
 def env_word(text: str) -> str:
     """The text as a part of a variable's name: ``gpu-0000-1b-00-0`` is ``GPU_0000_1B_00_0``."""
     return re.sub(r"[^A-Z0-9]", "_", text.upper())
@@ -88,8 +100,35 @@ def partition_variable(device: DeviceRecord, partition: PartitionRecord) -> str:
 def adopt(leftover: Leftover) -> ClaimRecord:
     """A record in doubt for a spec file whose claim the checkpoint does not know: its hardware is withheld.
 
-    A partition that was made for the claim is known as such, and is destroyed with it.
+    Where the file tells the whole record, the record has the file's digest: if all of it is found to be so, there is no
+    doubt any more. Of a file of an earlier version only GPUs are known, and partitions that were made for the claim.
     """
+    return _whole(leftover) or _guessed(leftover)
+
+
+def _whole(leftover: Leftover) -> ClaimRecord | None:
+    """The record that a file tells; None where it tells none, or not that of its own devices."""
+    prefix = f"{_RECORD}{env_word(leftover.uid)}="
+    try:
+        root = Cursor(msgspec.json.decode(leftover.text))
+        env = [item.text() for item in root.get("containerEdits").get("env").elements()]
+        names = {device.get("name").text() for device in root.get("devices").elements()}
+        told = next((text.removeprefix(prefix) for text in env if text.startswith(prefix)), None)
+        record = None if told is None else record_from_json(leftover.uid, msgspec.json.decode(told))
+    except (msgspec.DecodeError, DocumentError, RecursionError):
+        return None
+    if record is None or record.doubt is not None or {device.cdi_device for device in record.devices} != names:
+        return None
+    return msgspec.structs.replace(
+        record,
+        phase=Phase.PREPARED,
+        boot_id=None,
+        spec_digest=digest(leftover.text.encode()),
+        doubt="the checkpoint was lost; its CDI file tells what it has",
+    )
+
+
+def _guessed(leftover: Leftover) -> ClaimRecord:
     claim = _CLAIM.search(leftover.text)
     namespace, name = claim.groups() if claim else ("", "")
     made = {found[0]: found[1:] for found in _PARTITION.findall(leftover.text)}

@@ -111,7 +111,7 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
     uid = record.ref.uid
     rebooted = record.boot_id is None or record.boot_id != context.session.boot_id
     current = context.specs.current_digest(uid)
-    if record.doubt is not None and (rebooted or current is None or current != record.spec_digest):
+    if record.doubt is not None and not _is_borne_out(context, record, current):
         return  # nothing shows that it is still prepared: withheld, not made again
     if context.inventory is None:
         if rebooted or current != record.spec_digest:
@@ -127,7 +127,7 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
             context.report.remade.append(uid)
             context.report.records[uid] = record
     except ClaimError as error:
-        if rebooted or isinstance(error, ReplacedError):
+        if (rebooted and record.doubt is None) or isinstance(error, ReplacedError):
             context.shop.undo(record)  # a container that starts now must fail rather than get the wrong GPU
         if isinstance(error, UntoldError):  # nothing is known to be wrong with it
             context.report.waiting.append(uid)
@@ -136,6 +136,12 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
     fresh = context.shop.done(work)
     if fresh != record:
         context.session.commit({uid: fresh})
+
+
+def _is_borne_out(context: _Context, record: ClaimRecord, current: str | None) -> bool:
+    """Whether the CDI file of a claim in doubt is the one that its record was made with, or from. Of a lost record it
+    is not known in which boot it was; the hardware will tell."""
+    return record.boot_id in (None, context.session.boot_id) and current is not None and current == record.spec_digest
 
 
 def _sweep_folder(session: Session, specs: SpecFolder, deadline: float, report: Recovery) -> None:

@@ -18,7 +18,7 @@ from driver.prepare.checkpoint import Checkpoint, Loaded
 from driver.prepare.claimspec import adopt
 from driver.prepare.errors import ClaimError, Reason, storage_error
 from driver.prepare.locks import KeyedLocks, ProcessLock
-from driver.prepare.records import ClaimRecord
+from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.specfolder import SpecFolder
 
 _LOCK_FILE = "serialize.lock"
@@ -116,6 +116,11 @@ class Session:
             problems = list(loaded.problems)
             if not loaded.complete:
                 problems += self._make_up(loaded)
+            if loaded.removed and self.records:
+                try:
+                    self._checkpoint.commit({}, boot_id=self.boot_id)
+                except ClaimError as error:  # it is with the next change
+                    problems.append(Problem(str(self._checkpoint.path), str(error)))
             self._problems = [*self._problems, *problems][-_MAX_PROBLEMS:]
 
     def _make_up(self, loaded: Loaded) -> list[Problem]:
@@ -126,7 +131,8 @@ class Session:
             self._checkpoint.forget()
             failure = storage_error("read the CDI folder", self._specs.folder, error)
             raise ClaimError(f"the checkpoint is lost and {failure}", Reason.STATE_UNAVAILABLE) from error
-        adopted = {item.uid: adopt(item) for item in leftovers if item.uid not in self.records}
+        told = {item.uid: adopt(item) for item in leftovers}
+        adopted = {uid: record for uid, record in told.items() if _tells_more(record, self.records.get(uid))}
         if not adopted and not self.records and not loaded.problems:
             return []  # a first start
         try:
@@ -135,6 +141,14 @@ class Session:
             self._checkpoint.forget()
             raise
         return [
-            Problem(str(self._specs.path(uid)), f"claim {record.ref}: {record.doubt}; its GPUs are withheld")
+            Problem(str(self._specs.path(uid)), f"claim {record.ref}: {record.doubt}; its devices are withheld")
             for uid, record in adopted.items()
         ]
+
+
+def _tells_more(told: ClaimRecord, known: ClaimRecord | None) -> bool:
+    """Whether a CDI file tells more than the checkpoint: all, or what the change that was lost came to."""
+    if known is None:
+        return True
+    told_all = told.spec_digest is not None and told.spec_digest != known.spec_digest
+    return told_all and known.doubt is not None and known.phase is Phase.PREPARED

@@ -78,13 +78,15 @@ class Debts:
         self._entries: dict[tuple[str, Setting], Debt] = {}
         self._strange: list[object] = []
         """Entries of a later version, kept as they are."""
-        self._seen: tuple[int, ...] | None = None
+        self._seen: tuple[int, ...] | None = ()
+        """The file that was read last; None: there was none, and nothing of one."""
         self._unwritten = False
 
     def all(self) -> tuple[Debt, ...]:
         """Everything that is owed. ClaimError: retryable; the file cannot be read."""
         with self._lock:
             self._load()
+            self._catch_up()
             return tuple(self._entries.values())
 
     def find(self, uuid: str, setting: Setting) -> Debt | None:
@@ -122,11 +124,15 @@ class Debts:
             if self._entries.get(debt.key) == debt:
                 del self._entries[debt.key]
                 self._unwritten = True
-            if self._unwritten:
-                try:
-                    self._write()
-                except OSError as error:
-                    log.warning("%s", storage_error("write", self.path, error))
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Write what is owed no more, if that is still to be done."""
+        if self._unwritten:
+            try:
+                self._write()
+            except OSError as error:
+                log.warning("%s", storage_error("write", self.path, error))
 
     def _load(self) -> None:
         """Read the file if another process has written it."""
@@ -140,12 +146,21 @@ class Debts:
         except (files.NotAFileError, files.TooLargeError) as error:
             self._set_aside(str(error))
             raw = b""
+        self._entries, self._strange, self._unwritten = {}, [], False
+        if raw:
+            try:
+                self._entries, self._strange, self._unwritten = _read(raw, self._boot_id())
+            except (msgspec.DecodeError, DocumentError, RecursionError) as error:
+                self._set_aside(str(error))
+        self._seen = self._signature()
         try:
-            self._entries, self._strange = _read(raw, self._boot_id()) if raw else ({}, [])
-        except (msgspec.DecodeError, DocumentError, RecursionError) as error:
-            self._set_aside(str(error))
-            self._entries, self._strange = {}, []
-        self._seen, self._unwritten = self._signature(), False
+            files.remove(self._temporary)  # of a write that was interrupted
+        except OSError as error:
+            log.warning("%s", storage_error("remove", self._temporary, error))
+
+    @property
+    def _temporary(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.tmp")
 
     def _set_aside(self, why: str) -> None:
         aside = self.path.with_name(f"{self.path.name}.damaged")
@@ -169,9 +184,8 @@ class Debts:
         """Write all, or remove the file where nothing is owed, which works on a full disk too."""
         if self._entries or self._strange:
             entries = [{**msgspec.to_builtins(one), "bootID": self._boot_id()} for one in self._entries.values()]
-            temporary = self.path.with_name(f"{self.path.name}.tmp")
-            files.write_new(temporary, msgspec.json.encode({"debts": [*entries, *self._strange]}) + b"\n", 0o600)
-            files.replace(temporary, self.path)
+            files.write_new(self._temporary, msgspec.json.encode({"debts": [*entries, *self._strange]}) + b"\n", 0o600)
+            files.replace(self._temporary, self.path)
         else:
             files.remove(self.path)
         self._seen, self._unwritten = self._signature(), False
@@ -184,21 +198,23 @@ class Debts:
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read(raw: bytes, boot_id: str | None) -> tuple[dict[tuple[str, Setting], Debt], list[object]]:
-    """What is owed in this boot, and entries that this version does not know."""
+def _read(raw: bytes, boot_id: str | None) -> tuple[dict[tuple[str, Setting], Debt], list[object], bool]:
+    """What is owed in this boot, entries that this version does not know, and whether there were others."""
     entries: dict[tuple[str, Setting], Debt] = {}
     strange: list[object] = []
+    others = False
     for item in Cursor(msgspec.json.decode(raw), DEBTS_FILE).get("debts").elements():
         fields: Mapping[str, object] = item.as_object()
         boot = item.find("bootID")
         if boot is not None and boot_id is not None and boot.text() != boot_id:
+            others = True
             continue
         if fields.get("setting") not in list(Setting):
             strange.append(item.value)
             continue
         debt = _debt(item)
         entries[debt.key] = debt
-    return entries, strange
+    return entries, strange, others
 
 
 def _debt(item: Cursor) -> Debt:

@@ -62,7 +62,9 @@ def test_a_claim_of_one_gpu_gets_its_device_and_a_spec_file(node: FakeNode) -> N
 def test_containers_are_hidden_from_the_older_runtime_hook_and_told_their_uuids(node: FakeNode) -> None:
     prepare_one(node.start(), claim("a-1", result(0), result(1, "x", adminAccess=True)))
     spec = spec_of(node, "a-1")
-    assert spec["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void", "GPUDRA_CLAIM_A_1=ns/claim-a-1"]
+    void, ours, record = spec["containerEdits"]["env"]
+    assert (void, ours) == ("NVIDIA_VISIBLE_DEVICES=void", "GPUDRA_CLAIM_A_1=ns/claim-a-1")
+    assert record.startswith('GPUDRA_RECORD_A_1={"namespace":"ns","name":"claim-a-1","phase":"Prepared"')
     assert [entry["containerEdits"]["env"] for entry in spec["devices"]] == [
         [f"GPUDRA_DEVICE_GPU_0000_1B_00_0={gpu(0).uuid}"],
         [f"GPUDRA_ADMIN_DEVICE_GPU_0000_1C_00_0={gpu(1).uuid}"],

@@ -325,6 +325,7 @@ def test_another_process_sees_what_this_one_owes(path: Path) -> None:
 def test_debts_of_an_earlier_boot_are_none(path: Path, boot: str | None) -> None:
     opened(path).add(debt())
     assert opened(path, boot).all() == (() if boot else (debt(),))
+    assert path.exists() is (boot is None)
 
 
 def test_what_a_later_version_owes_is_kept(path: Path) -> None:
