@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="after a piece that broke, with the next one")
     parser.add_argument("--piece", type=int, default=PIECE, help="events on one node")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and the agent with it
     done, number, broken, counts, began = 0, 0, 0, Counter[str](), time.monotonic()
     while done < given.events:
         events = min(given.piece, given.events - done)

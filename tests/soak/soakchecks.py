@@ -43,12 +43,20 @@ def after_event(run: Run) -> None:
             phase = records[claim.uid].phase
             assert phase is Phase.PREPARED, f"{claim} is prepared, its record says {phase}"
     if run.calm:
-        _hardware_behind(run)
+        _hardware_behind(run, records)
 
 
-def _hardware_behind(run: Run) -> None:
-    """Nothing is wrong with the node: then each prepared claim has its hardware and its file at any time."""
+def _hardware_behind(run: Run, records: dict[str, ClaimRecord]) -> None:
+    """Nothing is wrong with the node: then each prepared claim has its hardware and its file at any time, and nobody
+    else has any."""
     stands, drivers = standing(run), soaktraces.drivers(run)
+    known = {
+        (_name(device.address), device.partition.profile_id, device.partition.placement.start)
+        for record in records.values()
+        for device in record.devices
+        if device.partition is not None
+    }
+    assert set(stands) <= known, f"{set(stands) - known} stand without a record"
     for claim in run.claims.values():
         if not claim.prepared or not claim.exists:
             continue
@@ -119,6 +127,8 @@ def at_rest(run: Run) -> None:
     _agree(run, "CDI files", lambda: {path.name for path in node.specs()} - _metadata(run), files)
     of_nobody = lambda: [path for path in _metadata_folders(run) if path not in prepared]  # noqa: E731 - waited for
     _agree(run, "metadata of claims that are gone", of_nobody, [])
+    ids = {name for claim in prepared.values() for name in claim.ids}
+    _agree(run, "CDI devices of prepared claims that no file has", lambda: ids - _names_of_specs(run), set())
     _files_give_the_right_hardware(run, prepared)
     wanted = sorted(where for claim in prepared.values() for where in _partitions(claim))
     _agree(run, "partitions", lambda: standing(run), wanted)
@@ -143,6 +153,16 @@ def _metadata_folders(run: Run) -> set[str]:
     """The UIDs of claims that have metadata, in either place."""
     named = {name.removeprefix(f"{DRIVER}_metadata_").rpartition("_")[0] for name in _metadata(run)}
     return named | {path.name for path in (run.node.plugins / DRIVER / "dra-device-metadata").glob("*")}
+
+
+def _names_of_specs(run: Run) -> set[str]:
+    """The CDI devices that a runtime finds."""
+    found = set()
+    for path in run.node.specs():
+        if path.name not in run.foreign:
+            spec = json.loads(path.read_text())
+            found |= {f"{spec['kind']}={device['name']}" for device in spec["devices"]}
+    return found
 
 
 def _files_give_the_right_hardware(run: Run, prepared: dict[str, Claim]) -> None:

@@ -106,6 +106,8 @@ class Run:
     """Of this agent's life, each at a moment without claims."""
     figures: list[Figures] = field(default_factory=list)
     port: int = 0
+    upgrades: int = 0
+    """How many other versions of the driver there have been."""
     mig_modes: dict[str, int] = field(default_factory=dict)
     """Address -> MIG mode, as they were before the first claim."""
 

@@ -95,17 +95,22 @@ def the_driver_goes(run: Run) -> str:
     node = run.node.node
     if run.chance.random() < 0.5:
         node.set_driver_loaded(False)
+        other = run.chance.random() < 0.3
 
         def comes_back() -> None:
-            node.reload_driver()
+            if other:
+                run.upgrades += 1
+                node.upgrade_driver(f"700.{run.upgrades}")
+            else:
+                node.reload_driver()
             run.boot()
             run.stale.update(gpu.address for gpu in node.profile.gpus)
 
         run.trouble("no driver", comes_back)
-    else:
-        node.set_version_mismatch(True)
-        run.trouble("two versions of the driver", lambda: node.set_version_mismatch(False))
-    return ""
+        return "and another version comes" if other else ""
+    node.set_version_mismatch(True)
+    run.trouble("two versions of the driver", lambda: node.set_version_mismatch(False))
+    return "by half"
 
 
 def calls_fail(run: Run) -> str:
