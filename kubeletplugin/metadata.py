@@ -16,7 +16,6 @@ plugin. So the files are compared with what the driver knows of its prepared cla
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -37,6 +36,7 @@ from kubeletplugin.devicemetadata import (
     decode_stream,
     file_name,
 )
+from kubeletplugin.remedies import remedy
 from kubeletplugin.validation import validate_device_metadata
 
 logger = logging.getLogger(__name__)
@@ -51,14 +51,6 @@ _MAX_BYTES = 16 << 20
 CDI_VERSION = "0.5.0"
 """The first that allows names of devices to begin with a digit, as UIDs may."""
 
-_REMEDIES = {
-    errno.ENOSPC: "free space on that file system",
-    errno.EDQUOT: "raise the quota of that file system",
-    errno.EROFS: "mount that file system writable",
-    errno.EACCES: "give the plugin write access to that folder",
-    errno.EPERM: "give the plugin write access to that folder",
-    errno.EIO: "check the disk (see the kernel log)",
-}
 _UID = re.compile(r"\A[0-9A-Za-z][0-9A-Za-z-]{0,62}\Z")
 _CDI_VENDOR = re.compile(r"\A[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?\Z")
 
@@ -330,7 +322,7 @@ class MetadataWriter:
 
 def _told(error: OSError) -> str:
     """What was wrong with which path, and what to do."""
-    return f"{error}; {_REMEDIES.get(error.errno or 0, 'see the log of the plugin')}"
+    return f"{error}; {remedy(error)}"
 
 
 def _cdi_name(ref: ClaimRef, base: str) -> str:

@@ -20,6 +20,8 @@ from typing import TypeAlias
 import grpc
 import msgspec
 
+from kubeletplugin.remedies import remedy
+
 log = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH = 107
@@ -110,11 +112,17 @@ def remove_dead(paths: SocketPaths, driver_name: str, instance_uid: str | None) 
     )
     left = {paths.registration, paths.dra}
     for folder, pattern in patterns:
-        left |= {entry for entry in folder.iterdir() if re.fullmatch(pattern, entry.name)}
+        try:
+            left |= {entry for entry in folder.iterdir() if re.fullmatch(pattern, entry.name)}
+        except OSError as error:
+            log.warning("dead sockets in %s are not looked for: %s; %s", folder, error.strerror, remedy(error))
     for path in sorted(left):
-        if is_dead(path):
-            log.info("removing %s, which a process that was killed left", path)
-            path.unlink(missing_ok=True)
+        try:
+            if is_dead(path):
+                log.info("removing %s, which a process that was killed left", path)
+                path.unlink(missing_ok=True)
+        except OSError as error:  # nobody comes to it any more: it is in the way of nothing
+            log.warning("dead socket %s cannot be removed: %s; %s", path, error.strerror, remedy(error))
 
 
 def _digest(text: str, size: int) -> str:
@@ -147,10 +155,8 @@ def make_folder(folder: Path, *, private: bool) -> None:
         if private and mode & ~FOLDER_MODE:
             folder.chmod(mode & FOLDER_MODE)
     except OSError as error:
-        raise SocketError(
-            f"folder {folder} cannot be used: {error.strerror}; check the hostPath mount of the plugin's pod and that"
-            " it runs as root"
-        ) from error
+        advice = remedy(error, "check the hostPath mount of the plugin's pod and that it runs as root")
+        raise SocketError(f"folder {folder} cannot be used: {error.strerror}; {advice}") from error
 
 
 def is_alive(path: Path) -> bool:
@@ -225,10 +231,14 @@ def bind_server(server: grpc.Server, path: Path) -> BoundSocket:
         _refuse_other_files(path)
         if is_alive(path):
             log.warning("another process still serves %s; this instance takes the path over", path)
-        server.add_insecure_port(f"unix:/proc/self/fd/{folder}/{path.name}")
+        address = f"/proc/self/fd/{folder}/{path.name}"
+        try:
+            server.add_insecure_port(f"unix:{address}")
+        except RuntimeError as error:
+            raise _cannot_bind(path, _refusal(address) or error) from error
         path.chmod(SOCKET_MODE)
         found = path.lstat()
-    except (RuntimeError, OSError) as error:
+    except OSError as error:
         raise _cannot_bind(path, error) from error
     finally:
         os.close(folder)
@@ -259,8 +269,19 @@ def _refuse_other_files(path: Path) -> None:
         raise SocketError(f"{path} exists and is not a socket; move it away, the kubelet needs this path")
 
 
+def _refusal(address: str) -> OSError | None:
+    """What the kernel says to a socket at this address, which gRPC keeps to itself; None: it would be welcome now."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError as error:
+        return error
+    Path(address).unlink()
+    return None
+
+
 def _cannot_bind(path: Path, error: Exception) -> SocketError:
-    return SocketError(
-        f"socket {path} cannot be bound: {error}; check that {path.parent} is a writable folder on a file system that"
-        " has unix sockets"
-    )
+    otherwise = f"check that {path.parent} is a writable folder on a file system that has unix sockets"
+    if isinstance(error, OSError):
+        return SocketError(f"socket {path} cannot be bound: {error.strerror or error}; {remedy(error, otherwise)}")
+    return SocketError(f"socket {path} cannot be bound: {error}; {otherwise}")

@@ -52,6 +52,7 @@ OWN = (
     Own("album", rf"{_STATE}/node\.json(\.tmp)?", "node.json", needed=False),
     Own("links", rf"{_STATE}/links\.json(\.tmp)?", "links.json", needed=False),
     Own("journal", rf"{_STATE}/journal(/lock|/journal-\d{{20}}\.jsonl)?", "gpudra/journal", needed=False),
+    Own("debts to GPUs", rf"{_STATE}/debts\.json(\.tmp)?", "debts.json", needed=True, claim="sliced"),
     Own("links to libraries", rf"{_STATE}/libraries(/lib[\w.+-]+)?", "/libraries", needed=True, claim="sliced"),
     Own(
         "device metadata",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -145,7 +146,7 @@ def test_the_kubelets_own_folder_keeps_its_mode(root: Path) -> None:
 
 def test_a_folder_that_is_a_file_is_named(root: Path) -> None:
     (root / "plugins").write_text("")
-    with pytest.raises(SocketError, match=r"folder .*/plugins cannot be used: .*; check the hostPath mount"):
+    with pytest.raises(SocketError, match=r"folder .*/plugins cannot be used: File exists; something .* move it away"):
         make_folder(root / "plugins", private=True)
 
 
@@ -222,13 +223,39 @@ def test_the_first_of_two_instances_leaves_the_seconds_socket_alone(
 
 
 def test_a_folder_that_is_missing_is_named_with_advice(root: Path) -> None:
-    with pytest.raises(SocketError, match=r"check that .*/gone is a writable folder"):
+    with pytest.raises(SocketError, match=r"/gone/dra.sock cannot be bound: No such file .*; check the hostPath mount"):
         bind_server(server(), root / "gone/dra.sock")
 
 
 def test_an_address_that_the_kernel_refuses_is_named_with_advice(root: Path) -> None:
     with pytest.raises(SocketError, match=r"socket .* cannot be bound: .*check that"):
         bind_server(server(), root / ("n" * 200))
+
+
+def test_what_the_kernel_has_against_a_socket_is_said_though_grpc_does_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_socket: socket.socket, _address: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    class Refusing(socket.socket):
+        bind = refuse  # type: ignore[assignment]  # whatever the address
+
+    monkeypatch.setattr("kubeletplugin.sockets.socket.socket", Refusing)
+    one = server()
+    monkeypatch.setattr(one, "add_insecure_port", lambda _address: (_ for _ in ()).throw(RuntimeError("see the log")))
+    with pytest.raises(SocketError, match=r"dra.sock cannot be bound: Read-only file system; mount .* writable"):
+        bind_server(one, root / "dra.sock")
+
+
+def test_a_refusal_that_is_over_when_it_is_asked_about_leaves_no_socket(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = server()
+    monkeypatch.setattr(one, "add_insecure_port", lambda _address: (_ for _ in ()).throw(RuntimeError("for a moment")))
+    with pytest.raises(SocketError, match=r"cannot be bound: for a moment; check that .* is a writable folder"):
+        bind_server(one, root / "dra.sock")
+    assert list(root.iterdir()) == []
 
 
 def test_nobody_listens_behind_nothing(root: Path) -> None:
@@ -346,3 +373,22 @@ def test_sockets_of_others_stay_dead_or_alive(short: Path) -> None:
         remove_dead(paths, DRIVER_NAME, POD)
         assert paths.registration.exists()
     assert all(path.exists() for path in kept)
+
+
+def test_a_dead_socket_that_cannot_be_removed_is_told_and_keeps_nobody_from_serving(
+    short: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = paths_below(short, None)
+    for path in (left.registration, left.dra):
+        dead(path)
+
+    def refuse(_path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        remove_dead(left, DRIVER_NAME, None)
+    for path in (left.registration, left.dra):
+        assert f"dead socket {path} cannot be removed: Permission denied; give the plugin write access" in caplog.text
+    remove_dead(left, DRIVER_NAME, None)
+    assert not any(path.exists() for path in (left.registration, left.dra))
