@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+
+import msgspec
 
 _PCI_ADDRESS = re.compile(r"\A([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])\Z")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PciAddress:
+class PciAddress(msgspec.Struct, frozen=True, order=True):
     """A PCI function: domain, bus, device and function as numbers.
 
     ``str()`` gives the kernel's spelling (``0000:1b:00.0``: lower case, a domain of four digits, more only where the
@@ -75,8 +75,7 @@ class MemoryKind(enum.Enum):
     """Shared with the host (GB10, Jetson); the size is the host's MemTotal, or unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class EccMode:
+class EccMode(msgspec.Struct, frozen=True):
     """ECC now, and after the next reset."""
 
     current: bool
@@ -94,16 +93,14 @@ class MigSupport(enum.StrEnum):
     """Partitions are made for claims and destroyed with them."""
 
 
-@dataclass(frozen=True, slots=True)
-class MigMode:
+class MigMode(msgspec.Struct, frozen=True):
     """MIG mode now, and after the next reset. ``None`` instead of this object: the board has no MIG."""
 
     current: bool
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NvLinkLink:
+class NvLinkLink(msgspec.Struct, frozen=True):
     """One NVLink of a GPU."""
 
     index: int
@@ -115,8 +112,7 @@ class NvLinkLink:
     """``gpu``, ``switch``, ``npu`` or ``unknown``."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvLinkGroup:
+class NvLinkGroup(msgspec.Struct, frozen=True):
     """GPUs of this node that reach each other over NVLink."""
 
     index: int
@@ -124,8 +120,7 @@ class NvLinkGroup:
     members: tuple[PciAddress, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+class Fabric(msgspec.Struct, frozen=True):
     """The NVLink fabric (MNNVL) that a GPU has joined; meaningful only once registration completed."""
 
     cluster_uuid: str
@@ -137,8 +132,7 @@ class Fabric:
         return f"{self.cluster_uuid}.{self.clique_id}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, order=True):
     """A run of slices: memory slices of a GPU for a partition, compute slices of a partition for a part of it."""
 
     start: int
@@ -158,8 +152,7 @@ ENGINES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpeg_engi
 """The fields of ``MigProfile`` that count what partitions share out, memory apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class MigProfile:
+class MigProfile(msgspec.Struct, frozen=True):
     """A MIG profile as NVML describes it for one board."""
 
     profile_id: int
@@ -181,8 +174,7 @@ class MigProfile:
     """Whether programs that draw can run in it (``+gfx``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class MigPartition:
+class MigPartition(msgspec.Struct, frozen=True):
     """A MIG device that stands on a GPU: a compute instance, which as a rule is all of its GPU instance."""
 
     uuid: str | None
@@ -219,8 +211,7 @@ class MigPartition:
         return self.uuid is not None and self.compute_instance is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Passthrough:
+class Passthrough(msgspec.Struct, frozen=True):
     """A GPU is offered to virtual machines."""
 
     product_name: str | None = None
@@ -229,8 +220,7 @@ class Passthrough:
     """Whether the kernel offers IOMMUFD."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One GPU: its identity, its place in the machine, and what its driver says of it."""
 
     address: PciAddress
@@ -328,8 +318,7 @@ class Gpu:
         return sum(link.active for link in self.nvlinks)
 
 
-@dataclass(frozen=True, slots=True)
-class Nic:
+class Nic(msgspec.Struct, frozen=True):
     """A network device that stands beside GPUs on the PCIe tree."""
 
     address: PciAddress
@@ -343,8 +332,7 @@ class Nic:
     is_virtual_function: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(msgspec.Struct, frozen=True):
     """A NUMA node as the kernel numbers it."""
 
     index: int
@@ -355,8 +343,7 @@ class NumaNode:
     """ACPI SLIT distances to the nodes in ascending order of their index; empty where unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """Something about the node that a person should know: it names the thing, the fault and the remedy."""
 
     subject: str
@@ -364,8 +351,7 @@ class Problem:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeInventory:
+class NodeInventory(msgspec.Struct, frozen=True):
     """Everything of one machine that matters for placing work on its GPUs, taken in one go."""
 
     driver_version: str | None
@@ -393,8 +379,7 @@ class NodeInventory:
         return next((gpu for gpu in self.gpus if str(gpu.address) == address), None)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(msgspec.Struct, frozen=True):
     """A device file as a container will need it."""
 
     path: str
@@ -406,10 +391,9 @@ class DeviceNode:
     minor: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DriverFiles:
+class DriverFiles(msgspec.Struct, frozen=True):
     """What of the driver's user-space a container gets: found once per driver version."""
 
-    libraries: tuple[tuple[str, str], ...] = field(default=())
+    libraries: tuple[tuple[str, str], ...] = ()
     """(host path of the real file, path in the container)."""
-    binaries: tuple[tuple[str, str], ...] = field(default=())
+    binaries: tuple[tuple[str, str], ...] = ()

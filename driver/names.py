@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from driver.model import Gpu, MigPartition, PciAddress, Placement
 
@@ -16,8 +17,7 @@ _DEVICE_NAME = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceName:
+class DeviceName(msgspec.Struct, frozen=True):
     """What the name of a published device says.
 
     ``gpu-0000-1b-00-0`` is a whole GPU, ``gpu-0000-1b-00-0-vfio`` the same for passthrough,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from driver.model import Gpu, GpuState, NodeInventory, Passthrough, PciAddress, Problem
 from driver.names import DeviceName

@@ -9,9 +9,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
+
+import msgspec
 
 from kubeletplugin.api import JSON
 from kubeletplugin.client import ApiError, ApiUnreachableError, KubeClient
@@ -31,8 +32,7 @@ RATE_PER_OBJECT = 1.0 / 300.0
 _Key: TypeAlias = tuple[str, str, str, str, str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Regarding:
+class Regarding(msgspec.Struct, frozen=True):
     """The object that an event is about. ``namespace`` is empty for a cluster-scoped one."""
 
     kind: str
@@ -64,8 +64,7 @@ class Regarding:
         return {name: value for name, value in fields.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     regarding: Regarding
     type: str
     reason: str
@@ -78,8 +77,7 @@ class _Entry:
         return (about.kind, about.namespace, about.name, about.uid, self.type, self.reason, self.message)
 
 
-@dataclass(slots=True)
-class _Posted:
+class _Posted(msgspec.Struct):
     path: str
     count: int
 

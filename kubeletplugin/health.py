@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -32,8 +31,7 @@ _Silent: TypeAlias = tuple[str, int, float]
 _SEVERITY = (HealthStatus.HEALTHY, HealthStatus.UNKNOWN, HealthStatus.UNHEALTHY)
 
 
-@dataclass(slots=True)
-class _Source:
+class _Source(msgspec.Struct):
     """The last report of one check."""
 
     devices: dict[_Key, DeviceHealth]
@@ -177,8 +175,7 @@ class HealthBoard:
         return min(timeouts, default=30) / 3
 
 
-@dataclass(eq=False, slots=True)
-class HealthStream:
+class HealthStream(msgspec.Struct, eq=False):
     """One kubelet's view: ``next`` gives whole lists, each as new as possible, until ``close``."""
 
     board: HealthBoard

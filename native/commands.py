@@ -16,8 +16,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 _SHOWN_OUTPUT = 400
 _KILL_SECONDS = 1.0
@@ -32,16 +33,19 @@ class CommandError(Exception):
     Attributes:
         code: its exit code; None where it did not end by itself.
         output: what it printed, on both streams.
+        hung: the process, where it could not even be killed: what it was to do may still happen.
     """
 
-    def __init__(self, message: str, code: int | None = None, output: str = "") -> None:
+    def __init__(
+        self, message: str, code: int | None = None, output: str = "", hung: subprocess.Popen[bytes] | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.output = output
+        self.hung = hung
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     """A program that ended."""
 
     code: int
@@ -119,7 +123,7 @@ class DriverPrograms:
         # Grandchildren may keep a pipe open for ever, so the output goes to a file in memory.
         descriptor = os.memfd_create(program, os.MFD_CLOEXEC)
         try:
-            code = self._wait(path, arguments, stdin, variables, descriptor, seconds)
+            code, process = self._wait(path, arguments, stdin, variables, descriptor, seconds)
             output = os.pread(descriptor, 64 * 1024, 0).decode("utf-8", "replace")
         finally:
             os.close(descriptor)
@@ -128,6 +132,7 @@ class DriverPrograms:
                 f"{_shown(program, arguments)} did not end within {seconds:g} s and was killed{_said(output)}",
                 None,
                 output,
+                process if process.poll() is None else None,
             )
         return Completed(code, output)
 
@@ -139,7 +144,8 @@ class DriverPrograms:
         variables: Mapping[str, str],
         output: int,
         seconds: float,
-    ) -> int | None:
+    ) -> tuple[int | None, subprocess.Popen[bytes]]:
+        """The exit code, None where it was killed, and the process."""
         source = os.memfd_create("stdin", os.MFD_CLOEXEC)
         try:
             os.pwrite(source, stdin.encode(), 0)
@@ -157,10 +163,10 @@ class DriverPrograms:
         finally:
             os.close(source)
         try:
-            return process.wait(max(0.0, seconds))
+            return process.wait(max(0.0, seconds)), process
         except subprocess.TimeoutExpired:
             self._kill(process)
-            return None
+            return None, process
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -9,17 +9,17 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 WATCHERS: Final = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nv-fabricmanage", "nvidia-smi"})
 """Names (as the kernel cuts them, 15 characters) of programs that hold GPUs open only to look at or keep them."""
 _PID = re.compile(r"\A[0-9]+\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """A process that has a device node open."""
 
     pid: int

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from native.commands import Deadline
 from native.pci import canonical_address
@@ -28,8 +29,7 @@ class VfioError(Exception):
     """A function cannot be handed over or taken back; the message says why and what would help."""
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(msgspec.Struct, frozen=True):
     """One PCI function of a group."""
 
     address: str
@@ -47,8 +47,7 @@ class Function:
         return self.class_code is not None and self.class_code >> 16 == _BRIDGE
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(msgspec.Struct, frozen=True):
     """Which device files open a function to a virtual machine, as paths below /dev."""
 
     device: str
@@ -67,7 +66,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 class VfioBus:
-    """The PCI functions of a machine, by address. Keeps no state.
+    """The PCI functions of a machine, by address. Remembers nothing but the writes that the kernel still holds.
 
     Args:
         sys_root: sysfs.
@@ -81,6 +80,8 @@ class VfioBus:
         self._groups = sys_root / "kernel/iommu_groups"
         self._dev = dev_root
         self._write = write
+        self._held: dict[str, threading.Thread] = {}
+        """Address of a function -> a write about it that did not come back in time."""
 
     def driver(self, address: str) -> str | None:
         """The driver that is bound to a function; None without one, or without the function."""
@@ -130,6 +131,7 @@ class VfioBus:
         Raises:
             VfioError: the kernel refuses, or does not come back in time. What was changed is for ``restore``.
         """
+        self._wait_for_held(address, deadline)
         if self.driver(address) == VFIO_PCI:
             return
         self._set(address, "driver_override", VFIO_PCI, deadline)
@@ -147,6 +149,7 @@ class VfioBus:
         """
         if not (self._devices / address).exists():
             return
+        self._wait_for_held(address, deadline)
         self._set(address, "driver_override", "\n", deadline)
         if self.driver(address) == driver:
             return
@@ -199,12 +202,25 @@ class VfioBus:
             self._set(address, "driver/unbind", address, deadline)
 
     def _probe(self, address: str, deadline: Deadline) -> None:
-        self._bounded(self._pci / "drivers_probe", address, deadline)
+        self._bounded(address, self._pci / "drivers_probe", address, deadline)
 
     def _set(self, address: str, name: str, text: str, deadline: Deadline) -> None:
-        self._bounded(self._devices / address / name, text, deadline)
+        self._bounded(address, self._devices / address / name, text, deadline)
 
-    def _bounded(self, path: Path, text: str, deadline: Deadline) -> None:
+    def _wait_for_held(self, address: str, deadline: Deadline) -> None:
+        """What the kernel holds still happens, at any time: nothing about the function is settled before."""
+        held = self._held.get(address)
+        if held is None:
+            return
+        held.join(deadline.left)
+        if held.is_alive():
+            raise VfioError(
+                f"the kernel still holds an earlier change of the driver of {address}: something still uses the device "
+                "(see the kernel log)"
+            )
+        self._held.pop(address, None)
+
+    def _bounded(self, address: str, path: Path, text: str, deadline: Deadline) -> None:
         """Write in a thread of its own: a write that the kernel holds is left to it."""
         failures: list[OSError] = []
 
@@ -218,6 +234,7 @@ class VfioBus:
         thread.start()
         thread.join(deadline.left)
         if thread.is_alive():
+            self._held[address] = thread
             raise VfioError(
                 f"the kernel has not taken {text.strip()!r} for {path} in time: something still uses the device (see "
                 "the kernel log)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import enum
 import os
 import socket
@@ -12,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from driver.model import NodeInventory, PciAddress
 
@@ -140,8 +141,8 @@ def as_json(value: Any) -> Any:
         return str(value)
     if isinstance(value, enum.Enum):
         return value.value
-    if dataclasses.is_dataclass(value):
-        return {_camel(field.name): as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {_camel(name): as_json(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, tuple | list):
         return [as_json(item) for item in value]
     return value

@@ -7,8 +7,9 @@ in use; outside any clique, while it may be in one. The others of the node are o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from driver.model import Gpu, GpuState
 

@@ -6,13 +6,13 @@ case), ``index=3`` (GPUs counted in the order of their PCI addresses, as nvidia-
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from driver.model import Gpu, NodeInventory, Passthrough, PciAddress, Problem
 
@@ -22,8 +22,7 @@ _UUID = re.compile(r"\AGPU-[0-9a-fA-F-]{4,64}\Z")
 _INDEX = re.compile(r"\A[0-9]{1,3}\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(msgspec.Struct, frozen=True):
     """Names some of a node's GPUs."""
 
     text: str
@@ -100,8 +99,7 @@ def parse_shares(text: str) -> tuple[tuple[Selector, int], ...]:
     return tuple(shares)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """What the settings say."""
 
     allow: tuple[Selector, ...] = ()
@@ -124,8 +122,7 @@ class Policy:
         return found if found > 1 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Who uses a GPU beside the claims."""
 
     display: str | None = None
@@ -134,8 +131,7 @@ class Usage:
     """Processes of the host that hold it open ("Xorg (pid 812)"); only of GPUs that no claim has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """What of a node is offered."""
 
     inventory: NodeInventory
@@ -160,12 +156,12 @@ def offered(inventory: NodeInventory, policy: Policy, usage: Mapping[PciAddress,
             withheld.append(Problem(gpu.name, reason))
             continue
         if gpu.passthrough is None and policy.is_passed_through(gpu, index):
-            gpu = dataclasses.replace(gpu, passthrough=Passthrough(gpu.product_name))  # noqa: PLW2901  the same GPU
+            gpu = msgspec.structs.replace(gpu, passthrough=Passthrough(gpu.product_name))  # noqa: PLW2901  the same GPU
         shares = None if gpu.passthrough is not None else policy.share_count(gpu, index)
-        kept.append(gpu if shares == gpu.shares else dataclasses.replace(gpu, shares=shares))
+        kept.append(gpu if shares == gpu.shares else msgspec.structs.replace(gpu, shares=shares))
     if not withheld and kept == list(inventory.gpus):
         return Offered(inventory, ())
-    return Offered(dataclasses.replace(inventory, gpus=tuple(kept)), tuple(withheld))
+    return Offered(msgspec.structs.replace(inventory, gpus=tuple(kept)), tuple(withheld))
 
 
 def _reason(gpu: Gpu, index: int, policy: Policy, usage: Usage) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from driver.inventory.words import ADDRESSING_MODES
 from driver.model import MemoryKind
@@ -10,8 +10,7 @@ from native.nvml.errors import NvmlReturn
 from native.nvml.types import GpuSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
+class GpuMemory(msgspec.Struct, frozen=True):
     """Size in bytes (None: unknown, never 0) and kind; ``remark`` is for people, where there is something to say."""
 
     total_bytes: int | None

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from driver.inventory.unread import ORDINARY
 from driver.model import MigPartition, MigProfile, Placement
@@ -32,8 +34,7 @@ _SUFFIXES: Mapping[int, str] = {
 """NVML_GPU_INSTANCE_PROFILE_*: what tells profiles of one size apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMig:
+class GpuMig(msgspec.Struct, frozen=True):
     """MIG on one GPU, in the model's words; ``remarks`` are for people."""
 
     profiles: tuple[MigProfile, ...] = ()

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 import native
 from driver.prepare import files
@@ -29,8 +30,7 @@ class DaemonError(Exception):
     """A daemon does not do what it should; the message says what, and what it said last."""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonFolders:
+class DaemonFolders(msgspec.Struct, frozen=True):
     """Where a daemon's files are."""
 
     base: Path

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from driver.discovery import AT_ONCE, Discovery, DriverUnavailableError, View
 from driver.model import Gpu, GpuState, NodeInventory, PciAddress

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver.model import Gpu, GpuState, NodeInventory, Passthrough
 from driver.offering import Offering

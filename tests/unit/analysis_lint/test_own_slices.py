@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver.analysis.document_text import Value
 from driver.analysis.documents import Collection, collect, load

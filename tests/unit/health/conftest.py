@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver.health.keeper import Keeper, Policy
 from driver.model import Gpu, GpuState, NvLinkLink, PciAddress

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver.health.lacking import HOLD_SECONDS, MUST, SOON, completed
 from driver.health.remembered import Remembered
@@ -71,7 +71,7 @@ WELL = Node().published()
 def test_every_call_of_a_reading_is_in_the_table_or_decides_alone_whether_there_is_a_gpu() -> None:
     assert set(CALLS) - set(FIELDS) == {"handle", "uuid", "index", "memory_reserved", "bar1_total"}
     assert set(FIELDS) - set(CALLS) == OF_MIG
-    known = set(Gpu.__dataclass_fields__)
+    known = set(Gpu.__struct_fields__)
     assert {field for fields in FIELDS.values() for field in fields} | set(PLACE) | MUST | SOON <= known
 
 

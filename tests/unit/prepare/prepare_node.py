@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from driver.model import Gpu, GpuState, NodeInventory, PciAddress
 from driver.prepare import ClaimRef, CommonEdits, DeviceNodes, Preparer, Step

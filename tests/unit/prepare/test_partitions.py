@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver.model import MigMode, MigPartition, Placement
 from driver.prepare import ClaimError, ClaimRecord, ClaimRef, DeviceRecord, Phase, Reason

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver.model import Gpu, GpuState, MigProfile, MigSupport, NodeInventory, PciAddress, Placement
 from driver.prepare.quantity import parse_bytes as parse
