@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -139,6 +142,29 @@ def test_a_set_that_could_not_be_freed_goes_with_the_last_session(tmp_path: Path
     assert watches() == before + 1
     assert nvml.close() == 0
     assert watches() == before
+
+
+_LEFT = """
+import os, pathlib, pynvml
+from native.mock import MockNode
+node = MockNode.open(pathlib.Path(os.environ["GPUDRA_TEST_ROOT"]))
+pynvml.nvmlInit()
+pynvml.nvmlEventSetCreate()
+node.set_driver_loaded(False)
+pynvml.nvmlShutdown()
+links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+print(sum(os.readlink(link) == "anon_inode:inotify" for link in links if os.path.islink(link)))
+"""
+
+
+def test_a_set_begins_without_waiters_whatever_its_memory_was_before(tmp_path: Path) -> None:
+    node = MockNode.create(tmp_path / "root", "dgx-h100")
+    library = {"LD_LIBRARY_PATH": str(node.library.parent), "GPUDRA_TEST_ROOT": str(node.root)}
+    dirty = {"MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}  # the tcache clears a field
+    environment = {**os.environ, **node.environment, **library, **dirty, "GPUDRA_MOCK_QUIET": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", _LEFT]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.strip() == b"0"
 
 
 def test_errors_are_counted_and_can_be_cleared_since_boot_only(nvml: Nvml, addresses: list[str], ask: Ask) -> None:

@@ -68,7 +68,7 @@ nvmlReturn_t impl_nvmlEventSetCreate(nvmlEventSet_t *set)
 {
     if (set == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    struct nvmlEventSet_st *made = malloc(sizeof(*made));
+    struct nvmlEventSet_st *made = calloc(1, sizeof(*made));
     if (made == NULL)
         return NVML_ERROR_MEMORY;
     made->size = (unsigned int)mock_node()->gpu_count;
