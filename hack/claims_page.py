@@ -167,9 +167,9 @@ own. A line that a killed process left half written is told from a damaged one, 
 Where the newest line is damaged, the whole file is kept as `checkpoint.json.damaged-N`, the line before serves, and
 its claims are in doubt until the kubelet or their files bear them out; after a reboot they are not, for nothing of
 the lost change is in use. A file that is lost altogether is made up for from the CDI folder: the file of each claim
-holds its record (`GPUDRA_RECORD_<claim UID>`). Its devices are withheld, and nothing beside them, and there is no doubt
-any more as soon as the hardware is found to be as the record says. Of a file that an earlier version wrote only GPUs
-are known: they are withheld as a whole until the kubelet asks for the claim or ends it.
+holds its record, in the CDI device `<claim UID>_record`, which no container gets. Its devices are withheld, and nothing
+beside them, and there is no doubt any more as soon as the hardware is found to be as the record says. Of a file that an
+earlier version wrote only GPUs are known: they are withheld as a whole until the kubelet asks for the claim or ends it.
 
 ## When a claim is gone and the kubelet does not come
 

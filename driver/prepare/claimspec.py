@@ -3,10 +3,12 @@
 Variables that containers get: ``NVIDIA_VISIBLE_DEVICES=void`` (so that NVIDIA's older runtime hook adds nothing),
 ``GPUDRA_CLAIM_<claim UID>=<namespace>/<name>``, and per device ``GPUDRA_DEVICE_<device name>=<UUID of the GPU or of the
 MIG device>``, for admin access ``GPUDRA_ADMIN_DEVICE_<device name>``. Their names hold the identity, so that several
-claims in one container do not overwrite each other's. ``GPUDRA_RECORD_<claim UID>`` is for the driver alone: the record
-of the claim, for the case that nothing but this file is left of it. The file is the last thing that is made for a claim
-and the first that is removed, so what it tells was done. ``GPUDRA_PARTITION_<device name>`` tells earlier versions,
-which knew no such record, of a partition that was made for the claim.
+claims in one container do not overwrite each other's. ``GPUDRA_PARTITION_<device name>`` tells earlier versions of the
+driver of a partition that was made for the claim.
+
+One device more, ``<claim UID>_record``, which no container is given, holds the record of the claim for the case that
+nothing but this file is left of it. The file is the last thing that is made for a claim and the first that is removed,
+so what it tells was done.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import msgspec
 from driver.model import Placement
 from driver.prepare.cdi import CdiDevice, CdiDeviceNode, CdiError, CdiSpec, ContainerEdits
 from driver.prepare.claims import ClaimRef
-from driver.prepare.document import Cursor, DocumentError
+from driver.prepare.document import Cursor
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.partition import Origin, PartitionRecord
 from driver.prepare.records import ClaimRecord, DeviceRecord, Phase, record_from_json, record_to_json
 from driver.prepare.specfolder import Leftover, digest, encode
 
 VOID = "NVIDIA_VISIBLE_DEVICES=void"
-_RECORD = "GPUDRA_RECORD_"
+_RECORD = "GPUDRA_RECORD="
 
 _CLAIM = re.compile(r'"GPUDRA_CLAIM_[A-Z0-9_]+=([a-z0-9-]{1,63})/([a-z0-9.-]{1,253})"')
 _DEVICE = re.compile(
@@ -46,7 +48,8 @@ def build_spec(
     control: Sequence[CdiDeviceNode],
     common: ContainerEdits,
 ) -> bytes:
-    """The content of a claim's CDI file: one device for each allocation result, with its own hardware's nodes alone.
+    """The content of a claim's CDI file: one device for each allocation result, with its own hardware's nodes alone,
+    and one that tells the record.
 
     Args:
         kind: the CDI kind.
@@ -58,14 +61,13 @@ def build_spec(
     Raises:
         ClaimError: retryable; the spec would not be legal.
     """
-    env = (VOID, _claim_variable(record.ref), _record_variable(record))
-    void = ContainerEdits(env=env, device_nodes=tuple(control))
+    void = ContainerEdits(env=(VOID, _claim_variable(record.ref)), device_nodes=tuple(control))
     devices = tuple(
         CdiDevice(device.cdi_device, ContainerEdits(env=(_variable(device),)).merged(own[device.cdi_device]))
         for device in record.devices
     )
     try:
-        return encode(CdiSpec(kind=kind, devices=devices, edits=void.merged(common)))
+        return encode(CdiSpec(kind=kind, devices=(*devices, _telling(record)), edits=void.merged(common)))
     except CdiError as error:
         raise ClaimError(f"the CDI spec would not be legal: {error}", Reason.DRIVER_NOT_READY) from error
 
@@ -79,9 +81,15 @@ def _claim_variable(ref: ClaimRef) -> str:
     return f"GPUDRA_CLAIM_{env_word(ref.uid)}={ref.namespace}/{ref.name}"
 
 
-def _record_variable(record: ClaimRecord) -> str:
+def _telling(record: ClaimRecord) -> CdiDevice:
     bare = msgspec.structs.replace(record, phase=Phase.PREPARED, boot_id=None, spec_digest=None, doubt=None)
-    return f"{_RECORD}{env_word(record.ref.uid)}={msgspec.json.encode(record_to_json(bare)).decode()}"
+    text = _RECORD + msgspec.json.encode(record_to_json(bare)).decode()
+    return CdiDevice(telling_name(record.ref.uid), ContainerEdits(env=(text,)))
+
+
+def telling_name(uid: str) -> str:
+    """The CDI device that holds the record of a claim. Those of hardware have three parts: UID, request, device."""
+    return f"{uid}_record"
 
 
 def env_word(text: str) -> str:
@@ -108,16 +116,17 @@ def adopt(leftover: Leftover) -> ClaimRecord:
 
 def _whole(leftover: Leftover) -> ClaimRecord | None:
     """The record that a file tells; None where it tells none, or not that of its own devices."""
-    prefix = f"{_RECORD}{env_word(leftover.uid)}="
     try:
-        root = Cursor(msgspec.json.decode(leftover.text))
-        env = [item.text() for item in root.get("containerEdits").get("env").elements()]
-        names = {device.get("name").text() for device in root.get("devices").elements()}
-        told = next((text.removeprefix(prefix) for text in env if text.startswith(prefix)), None)
-        record = None if told is None else record_from_json(leftover.uid, msgspec.json.decode(told))
-    except (msgspec.DecodeError, DocumentError, RecursionError):
+        devices = list(Cursor(msgspec.json.decode(leftover.text)).get("devices").elements())
+        named = {device.get("name").text(): device for device in devices}
+        telling = named.pop(telling_name(leftover.uid), None)
+        if telling is None:
+            return None
+        (text,) = telling.get("containerEdits").get("env").elements()
+        record = record_from_json(leftover.uid, msgspec.json.decode(text.text().removeprefix(_RECORD)))
+    except (ValueError, RecursionError):  # of JSON, of a document, of a number of variables
         return None
-    if record is None or record.doubt is not None or {device.cdi_device for device in record.devices} != names:
+    if record.doubt is not None or {device.cdi_device for device in record.devices} != named.keys():
         return None
     return msgspec.structs.replace(
         record,

@@ -50,7 +50,7 @@ def make_anew(node: MigNode) -> None:
 
 
 def uuid_of(node: MigNode, uid: str) -> str:
-    (device,) = json.loads(node.spec(uid).read_text())["devices"]
+    device, _record = json.loads(node.spec(uid).read_text())["devices"]
     return str(device["containerEdits"]["env"][0].partition("=")[2])
 
 

@@ -198,7 +198,8 @@ def listed(node: MigNode, uid: str, folder: Path) -> list[str]:
 def uuids(node: MigNode, uid: str) -> list[str]:
     """Of the claim's devices, as its containers are told."""
     spec = json.loads(node.spec(uid).read_text())
-    return [device["containerEdits"]["env"][0].partition("=")[2] for device in spec["devices"]]
+    given = [device for device in spec["devices"] if not device["name"].endswith("_record")]
+    return [device["containerEdits"]["env"][0].partition("=")[2] for device in given]
 
 
 Make: TypeAlias = Callable[..., MigNode]

@@ -179,29 +179,24 @@ def told(node: SharingNode, change: Callable[[dict[str, Any]], object] = lambda 
     return adopt(Leftover("u3", json.dumps(spec)))
 
 
-def record_at(spec: dict[str, Any]) -> int:
-    env = spec["containerEdits"]["env"]
-    return next(index for index, text in enumerate(env) if text.startswith("GPUDRA_RECORD_U3="))
-
-
 def damaged(spec: dict[str, Any], old: str, new: str) -> None:
-    env, index = spec["containerEdits"]["env"], record_at(spec)
-    assert old in env[index]
-    env[index] = env[index].replace(old, new)
+    env = spec["devices"][-1]["containerEdits"]["env"]
+    assert old in env[0]
+    env[0] = env[0].replace(old, new)
 
 
 NOT_BELIEVED: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no record": lambda spec: spec["containerEdits"]["env"].pop(record_at(spec)),
-    "another claim's": lambda spec: damaged(spec, "GPUDRA_RECORD_U3", "GPUDRA_RECORD_U4"),
-    "no JSON": lambda spec: damaged(
-        spec,
-        "{",
-        "[",
-    ),
+    "no record": lambda spec: spec["devices"].pop(),
+    "another claim's": lambda spec: spec["devices"][-1].update(name="u4_record"),
+    "another variable": lambda spec: damaged(spec, "GPUDRA_RECORD=", "GPUDRA_CLAIM="),
+    "two variables": lambda spec: spec["devices"][-1]["containerEdits"]["env"].append("A=b"),
+    "no variable": lambda spec: spec["devices"][-1]["containerEdits"]["env"].clear(),
+    "no JSON": lambda spec: damaged(spec, "{", "["),
     "no devices": lambda spec: damaged(spec, '"devices"', '"device"'),
     "a field of another kind": lambda spec: damaged(spec, '"request":"a/b"', '"request":1'),
-    "a device that is not in the file": lambda spec: spec["devices"].pop(),
-    "no edits": lambda spec: spec.pop("containerEdits"),
+    "a device that is not in the file": lambda spec: spec["devices"].pop(-2),
+    "a device twice": lambda spec: spec["devices"].insert(0, {**spec["devices"][0], "name": "u3_x_y"}),
+    "no edits": lambda spec: spec["devices"][-1].pop("containerEdits"),
     "a list of devices of another kind": lambda spec: spec["devices"].append(1),
 }
 

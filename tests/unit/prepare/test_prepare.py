@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from driver.model import GpuState, MigMode
 from driver.prepare import ClaimError, Phase, PreparedDevice, Reason
 from driver.prepare.claims import ClaimRef
-from tests.unit.prepare.prepare_calls import prepare_one, refusal, spec_of
+from tests.unit.prepare.prepare_calls import given, prepare_one, refusal, spec_of
 from tests.unit.prepare.prepare_node import (
     DRIVER,
     POOL,
@@ -46,7 +47,7 @@ def test_a_claim_of_one_gpu_gets_its_device_and_a_spec_file(node: FakeNode) -> N
     assert prepared == PreparedDevice(("gpu",), POOL, device(3), (f"{DRIVER}/claim=u1_gpu_{device(3)}",))
     spec = spec_of(node, "u1")
     assert spec["kind"] == f"{DRIVER}/claim"
-    (entry,) = spec["devices"]
+    (entry,) = given(spec)
     assert entry["name"] == f"u1_gpu_{device(3)}"
     assert paths(entry["containerEdits"]) == ["/dev/nvidia3", "/dev/dri/card3"]
     assert paths(spec["containerEdits"]) == [
@@ -62,13 +63,21 @@ def test_a_claim_of_one_gpu_gets_its_device_and_a_spec_file(node: FakeNode) -> N
 def test_containers_are_hidden_from_the_older_runtime_hook_and_told_their_uuids(node: FakeNode) -> None:
     prepare_one(node.start(), claim("a-1", result(0), result(1, "x", adminAccess=True)))
     spec = spec_of(node, "a-1")
-    void, ours, record = spec["containerEdits"]["env"]
-    assert (void, ours) == ("NVIDIA_VISIBLE_DEVICES=void", "GPUDRA_CLAIM_A_1=ns/claim-a-1")
-    assert record.startswith('GPUDRA_RECORD_A_1={"namespace":"ns","name":"claim-a-1","phase":"Prepared"')
-    assert [entry["containerEdits"]["env"] for entry in spec["devices"]] == [
+    assert spec["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void", "GPUDRA_CLAIM_A_1=ns/claim-a-1"]
+    assert [entry["containerEdits"]["env"] for entry in given(spec)] == [
         [f"GPUDRA_DEVICE_GPU_0000_1B_00_0={gpu(0).uuid}"],
         [f"GPUDRA_ADMIN_DEVICE_GPU_0000_1C_00_0={gpu(1).uuid}"],
     ]
+
+
+def test_the_record_is_in_the_file_and_in_no_container(node: FakeNode) -> None:
+    (answer,) = prepare_one(node.start(), claim("a-1", result(0)))
+    spec = spec_of(node, "a-1")
+    record = spec["devices"][-1]
+    (text,) = record["containerEdits"]["env"]
+    assert text.startswith('GPUDRA_RECORD={"namespace":"ns","name":"claim-a-1","phase":"Prepared"')
+    assert f"{spec['kind']}={record['name']}" not in answer.cdi_device_ids
+    assert "GPUDRA_RECORD" not in json.dumps([spec["containerEdits"], *given(spec)])
 
 
 @pytest.mark.bug("B84")

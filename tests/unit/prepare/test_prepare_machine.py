@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from driver.prepare import ClaimError, Reason
+from tests.unit.prepare.prepare_calls import given, spec_of
 from tests.unit.prepare.prepare_node import FakeNode, claim, device, gpu, ref, result
 
 UIDS = st.sampled_from(["a", "b", "c"])
@@ -158,7 +158,7 @@ class PrepareMachine(RuleBasedStateMachine):
         files = set(self.node.specs())
         assert self.verified <= files <= set(self.held)
         for uid in files:
-            (entry,) = json.loads(self.node.spec_path(uid).read_text())["devices"]
+            (entry,) = given(spec_of(self.node, uid))
             assert entry["containerEdits"]["env"][0].endswith(f"={gpu(self.held[uid]).uuid}")
 
 

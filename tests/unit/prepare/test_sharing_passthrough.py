@@ -16,8 +16,8 @@ from driver.prepare.sharing.passthrough import VfioStep
 from driver.prepare.steps import Step
 from native.vfio import VfioBus
 from tests.unit.native_vfio.fake_kernel import AUDIO, GPU, Kernel, machine
+from tests.unit.prepare.prepare_calls import given, refusal
 from tests.unit.prepare.prepare_calls import prepare_one as prepare
-from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import claim, config, device, ref, result
 from tests.unit.prepare.sharing_node import SharingNode, uuid
 
@@ -64,7 +64,7 @@ def iommu(**fields: Any) -> dict[str, Any]:
 
 def nodes_of(node: PassthroughNode) -> list[str]:
     spec = json.loads(node.spec_path("u1").read_text())
-    (made,) = spec["devices"]
+    (made,) = given(spec)
     return [item["path"] for item in made["containerEdits"].get("deviceNodes", [])]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from driver.prepare import ClaimError, Reason
+from tests.unit.prepare.prepare_calls import given, refusal
 from tests.unit.prepare.prepare_calls import prepare_one as prepare
-from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import DRIVER, claim, device, ref, result
 from tests.unit.prepare.sharing_node import SHARES, SharingNode, share, slicing, uuid
 
@@ -25,7 +25,7 @@ def node(tmp_path: Path) -> SharingNode:
 def env(node: SharingNode, uid: str) -> list[dict[str, str]]:
     """Variables of each CDI device of a claim."""
     spec: dict[str, Any] = json.loads(node.spec_path(uid).read_text())
-    return [dict(item.split("=", 1) for item in d["containerEdits"]["env"]) for d in spec["devices"]]
+    return [dict(item.split("=", 1) for item in d["containerEdits"]["env"]) for d in given(spec)]
 
 
 def test_claims_have_shares_of_one_gpu_at_the_same_time(node: SharingNode) -> None:
