@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import re
+import subprocess
+import threading
 from typing import Final
 
 from native.commands import CommandError, Completed, Deadline, DriverPrograms, failed
@@ -41,6 +43,16 @@ class NvidiaSmi:
 
     def __init__(self, programs: DriverPrograms) -> None:
         self._programs = programs
+        self._lock = threading.Lock()
+        self._hung: dict[str, list[subprocess.Popen[bytes]]] = {}
+
+    def hangs(self, uuid: str) -> bool:
+        """Whether a call that was to change something of this GPU hangs in the kernel, and may still change it."""
+        with self._lock:
+            left = [process for process in self._hung.pop(uuid, ()) if process.poll() is None]
+            if left:
+                self._hung[uuid] = left
+            return bool(left)
 
     def set_time_slice(self, uuid: str, level: int, deadline: Deadline) -> None:
         """Set how long a process keeps the GPU: 0 default, 1 short, 2 medium, 3 long.
@@ -49,7 +61,7 @@ class NvidiaSmi:
             NotSupportedError: the GPU has no time slice to set (before Volta).
             CommandError: it failed, or the GPU says another value afterwards.
         """
-        self._change(["compute-policy", "-i", uuid, f"--set-timeslice={level}"], deadline)
+        self._change(uuid, ["compute-policy", "-i", uuid, f"--set-timeslice={level}"], deadline)
         found = self.time_slice(uuid, deadline)
         if found is not None and found != level:
             raise CommandError(f"the time slice of GPU {uuid} was set to {level} and is {found}")
@@ -70,7 +82,7 @@ class NvidiaSmi:
             NotSupportedError: the GPU has one mode only.
             CommandError: it failed, or the GPU says another mode afterwards (as one in MIG mode does).
         """
-        self._change(["-i", uuid, "-c", mode.value], deadline)
+        self._change(uuid, ["-i", uuid, "-c", mode.value], deadline)
         found = self.compute_mode(uuid, deadline)
         if found is not None and found is not mode:
             raise CommandError(f"the compute mode of GPU {uuid} was set to {mode} and is {found}")
@@ -88,8 +100,14 @@ class NvidiaSmi:
         lines = [line.strip().upper() for line in done.output.splitlines()]
         return next((mode for mode in ComputeMode if mode.value in lines), None)
 
-    def _change(self, arguments: list[str], deadline: Deadline) -> None:
-        done = self._run(arguments, deadline)
+    def _change(self, uuid: str, arguments: list[str], deadline: Deadline) -> None:
+        try:
+            done = self._run(arguments, deadline)
+        except CommandError as left:
+            if left.hung is not None:
+                with self._lock:
+                    self._hung.setdefault(uuid, []).append(left.hung)
+            raise
         if done.code == 0:
             return
         error = failed(PROGRAM, arguments, done)

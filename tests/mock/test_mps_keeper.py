@@ -112,6 +112,24 @@ def test_an_agent_that_comes_later_finds_what_an_earlier_one_began(kept: Kept) -
     later.detach()
 
 
+def test_a_daemon_of_nobody_that_cannot_be_ended_keeps_none_of_the_others(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for daemon in (ID, OTHER):
+        kept.daemons.start(kept.settings(daemon), Deadline(30))
+    stop = kept.daemons.stop
+
+    def hang(daemon: str, deadline: Deadline) -> None:
+        if daemon == min(ID, OTHER):
+            raise DaemonError("it hangs on its GPU")
+        stop(daemon, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept.daemons, "stop", hang)
+        assert kept.daemons.sweep(frozenset) == (max(ID, OTHER),)
+    assert kept.daemons.sweep(frozenset) == (min(ID, OTHER),)
+
+
 def test_behind_the_keeper_s_end_the_next_one_runs_what_it_had(kept: Kept) -> None:
     for daemon in (ID, OTHER):
         kept.daemons.start(kept.settings(daemon), Deadline(30))

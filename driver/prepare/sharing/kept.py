@@ -104,13 +104,18 @@ class KeptDaemons:
         gone = []
         try:
             present = frozenset(self._ask(Request("list"), _QUICK_SECONDS).ids)
-            for daemon in sorted(present - wanted()):
-                self.stop(daemon, Deadline(_START_SECONDS))
-                gone.append(daemon)
         except NoKeeperError:  # nothing can be done, and whoever needs a daemon hears of it
-            return tuple(gone)
+            return ()
         except DaemonError as error:
-            log.warning("MPS control daemons of no claim are left: %s", error)
+            log.warning("whether MPS control daemons of no claim are left cannot be told: %s", error)
+            return ()
+        for daemon in sorted(present - wanted()):
+            try:
+                self.stop(daemon, Deadline(_START_SECONDS))
+            except DaemonError as error:  # one that does not end keeps none of the others; it is tried again
+                log.warning("MPS control daemon %s of no claim: %s", daemon, error)
+            else:
+                gone.append(daemon)
         return tuple(gone)
 
     def detach(self) -> None:

@@ -117,6 +117,7 @@ class GpuModes:
         Raises:
             CommandError: it could not be set back, and is owed.
         """
+        self._settled(debt.uuid)
         found = self.read(debt.uuid, debt.setting, left)
         if found is not None and found != debt.given:
             text = "the %s of GPU %s is left as it is: it was set to %s for claims, is %s now, and was %s before them"
@@ -125,7 +126,14 @@ class GpuModes:
             self._write(debt, debt.former, left)
         self.debts.drop(debt)
 
+    def _settled(self, uuid: str) -> None:
+        """Whether what is read is what counts. CommandError: a call that hangs may still change it. An agent that was
+        started meanwhile knows nothing of that call, and believes what it reads."""
+        if self._smi.hangs(uuid):
+            raise CommandError(f"an earlier nvidia-smi hangs in the kernel, and may still change GPU {uuid}")
+
     def _write(self, debt: Debt, value: str, left: Deadline) -> None:
+        self._settled(debt.uuid)
         if debt.setting is Setting.COMPUTE_MODE:
             self._smi.set_compute_mode(debt.uuid, ComputeMode(value), left)
         else:

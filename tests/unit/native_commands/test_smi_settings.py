@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,3 +109,36 @@ def test_a_gpu_that_does_not_tell_its_mode_is_believed_and_one_that_is_lost_is_n
     smi(query=Completed(0, "[N/A]"))[0].set_compute_mode(UUID, ComputeMode.DEFAULT, Deadline(10))
     with pytest.raises(CommandError, match="exit code 15"):
         smi(query=Completed(15, "GPU is lost"))[0].compute_mode(UUID, Deadline(10))
+
+
+class Stuck:
+    """A process that hangs in the kernel until it is let go."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+def test_a_change_that_cannot_even_be_killed_hangs_over_its_gpu_until_it_is_gone() -> None:
+    made, programs = smi(query=Completed(0, "Default\n"))
+    stuck: Any = Stuck()
+
+    def hang(*_arguments: object, **_named: object) -> Completed:
+        raise CommandError("did not end within 1 s and was killed", None, "", stuck)
+
+    running, programs.run = programs.run, hang  # type: ignore[method-assign]  # one call hangs
+    for change in (
+        lambda: made.set_compute_mode(UUID, ComputeMode.DEFAULT, Deadline(1)),
+        lambda: made.set_time_slice(UUID, 3, Deadline(1)),
+        lambda: made.compute_mode("GPU-2", Deadline(1)),
+    ):
+        with pytest.raises(CommandError):
+            change()
+    programs.run = running  # type: ignore[method-assign]  # as before
+    assert made.hangs(UUID)
+    assert not made.hangs("GPU-2"), "what only reads changes nothing later"
+    assert made.compute_mode(UUID, Deadline(1)) is ComputeMode.DEFAULT
+    stuck.code = -9
+    assert not made.hangs(UUID)

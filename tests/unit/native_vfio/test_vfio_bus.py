@@ -105,6 +105,22 @@ def test_a_kernel_that_does_not_come_back_holds_nobody(kernel: Kernel, bus: Vfio
         kernel.held.set()
 
 
+def test_what_the_kernel_still_holds_is_settled_before_the_function_is_given_back(kernel: Kernel, bus: VfioBus) -> None:
+    """It happens later, when nobody looks: a GPU that was given back before would be without a driver afterwards."""
+    kernel.held.clear()
+    try:
+        with pytest.raises(VfioError, match="in time"):
+            bus.bind(GPU, Deadline(0.05))
+        with pytest.raises(VfioError, match="still holds an earlier change of the driver"):
+            bus.restore(GPU, "nvidia", Deadline(0.05))
+        with pytest.raises(VfioError, match="still holds an earlier change of the driver"):
+            bus.bind(GPU, Deadline(0.05))
+    finally:
+        kernel.held.set()
+    bus.restore(GPU, "nvidia", Deadline(10))
+    assert bus.driver(GPU) == "nvidia"
+
+
 def test_a_driver_that_does_not_take_it_is_told(kernel: Kernel, bus: VfioBus) -> None:
     (kernel.pci / "drivers/vfio-pci").rmdir()
     with pytest.raises(VfioError, match="is bound to no driver"):

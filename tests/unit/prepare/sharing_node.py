@@ -37,6 +37,10 @@ class FakeSmi:
         """Name of the call -> what it raises."""
         self.deaf = False
         """Takes a time slice and does not keep it."""
+        self.hung: set[str] = set()
+
+    def hangs(self, uuid: str) -> bool:
+        return uuid in self.hung
 
     def set_time_slice(self, uuid: str, level: int, deadline: Deadline) -> None:
         self._called(f"slice {level}", "slice")

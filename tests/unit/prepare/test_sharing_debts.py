@@ -171,6 +171,36 @@ def test_a_debt_that_cannot_be_paid_is_told_and_tried_again_after_a_pause(
     assert settings(node) == (DEFAULT, 0)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_change_that_hangs_in_the_kernel_is_set_back_when_it_has_come_about(node: SharingNode, way: str) -> None:
+    """nvidia-smi was killed and is not gone: what it was to set may be set at any time later."""
+    name = {"MPS": "mode", "time slices": "slice"}[way]
+    node.smi.faults[name] = CommandError("did not end within 10 s and was killed", None)
+    preparer = node.start()
+    refusal(preparer, claim("u1", result(0), configs=[WAYS[way]]))
+    node.smi.faults.clear()
+    assert not node.debts.exists(), "it is gone without having changed anything"
+    node.smi.faults[name] = CommandError("did not end within 10 s and was killed", None)
+    setter = node.smi._called
+
+    def hang(shown: str, called: str) -> None:
+        if called == name:
+            node.smi.hung.add(uuid(0))
+        setter(shown, called)
+
+    node.smi._called = hang  # type: ignore[method-assign]  # the call of the fake that hangs
+    refusal(preparer, claim("u1", result(0), configs=[WAYS[way]]))
+    node.smi._called = setter  # type: ignore[method-assign]  # as before
+    node.smi.faults.clear()
+    assert preparer.prepared() == ()
+    assert "hangs in the kernel" in str(refusal(preparer, claim("u2", result(0))))
+    node.smi.modes[uuid(0)], node.smi.slices[uuid(0)] = (EXCLUSIVE, 0) if way == "MPS" else (DEFAULT, 3)
+    node.smi.hung.clear()
+    prepare(preparer, claim("u2", result(0)))
+    assert settings(node) == (DEFAULT, 0)
+    assert not node.debts.exists()
+
+
 # claims that come meanwhile
 
 
