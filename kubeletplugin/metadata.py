@@ -151,10 +151,8 @@ class MetadataWriter:
         folder = self._folder / ref.uid
         with self._lock:
             try:
-                name = f"{self._driver_name}_metadata_{ref.uid}_*.json"
-                for pattern in (name, f".{name}.new"):  # the latter of a process that was killed
-                    for spec in self._cdi_dir.glob(pattern):
-                        spec.unlink(missing_ok=True)
+                for spec in self._cdi_files(ref.uid):
+                    spec.unlink(missing_ok=True)
                 if folder.exists():
                     shutil.rmtree(folder)
             except OSError as error:
@@ -209,6 +207,17 @@ class MetadataWriter:
             written = self._write_request(claim.ref, base, requests, pod_claim or None)
             remade |= self._write_cdi(claim.ref, base, pod_claim or None) or written
         return remade
+
+    def _cdi_files(self, uid: str) -> list[Path]:
+        """What a claim has in the CDI folder, and what a process that was killed left of it. Compared plainly, because
+        Python keeps hundreds of patterns of a glob, and each is one of a claim that is gone."""
+        prefix = f"{self._driver_name}_metadata_{uid}_"
+        try:
+            paths = list(self._cdi_dir.iterdir())
+        except FileNotFoundError:
+            return []
+        ours = [path for path in paths if path.name.removeprefix(".").startswith(prefix)]
+        return [path for path in ours if path.name.endswith((".json", ".json.new"))]
 
     def _uids(self) -> set[str]:
         """Of the claims that have files; what is not named as ours are is left alone."""

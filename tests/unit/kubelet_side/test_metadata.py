@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import stat
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -253,3 +255,33 @@ def test_what_is_left_of_a_longer_content_hides_nothing(before: int, after: int)
 
 def long_metadata(size: int) -> DeviceMetadata:
     return DeviceMetadata(network_data={"hardwareAddress": "x" * size})
+
+
+def test_nothing_is_kept_of_claims_that_are_gone(tmp_path: Path) -> None:
+    files = writer(tmp_path)
+
+    def come_and_go(numbers: range) -> int:
+        for number in numbers:
+            files.write(claim(ref(number)), [device()])
+            files.remove(ref(number))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before, after = come_and_go(range(50)), come_and_go(range(50, 250))
+    finally:
+        tracemalloc.stop()
+    assert after - before < 32 * 1024, "a pattern that Python keeps would be two KiB for each claim"
+
+
+def test_the_end_of_a_claim_takes_no_files_of_others(tmp_path: Path) -> None:
+    files = writer(tmp_path)
+    for number in (1, 11):
+        files.write(claim(ref(number)), [device()])
+    left = [f".{DRIVER}_metadata_uid-1_nic.json.new", f"{DRIVER}_metadata_uid-1_nic.json"]
+    others = [f"{DRIVER}_metadata_uid-11_nic.json", f"x{DRIVER}_metadata_uid-1_nic.json", f"{DRIVER}-claim_uid-1.json"]
+    for name in (*left, *others):
+        (tmp_path / "cdi" / name).touch()
+    files.remove(ref(1))
+    assert sorted(path.name for path in (tmp_path / "cdi").iterdir()) == sorted(others)
