@@ -207,12 +207,12 @@ def _mock_flags(node: MockNode) -> dict[str, object]:
 
 
 def _serve(settings: Settings) -> int:
-    from kubeletplugin.postponed import postpone_asyncio
+    from kubeletplugin.postponed import postpone
 
     # What is made until the agent serves, stays: a collector that looks through it again and again takes a tenth of the
     # way there. The agent turns it on when all its parts are started.
     gc.disable()
-    postpone_asyncio()
+    postpone()
     from driver import logs
     from driver.agent import Agent
     from driver.cli import endings

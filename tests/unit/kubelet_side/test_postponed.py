@@ -1,11 +1,14 @@
-"""grpc without its asyncio half, until somebody wants that. In processes of their own: imports are for ever."""
+"""grpc and protobuf without the halves that nobody uses, until somebody does.
+
+In processes of their own: imports are for ever.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-BEGIN = "import sys; from kubeletplugin.postponed import postpone_asyncio; postpone_asyncio(); import grpc\n"
+BEGIN = "import sys; from kubeletplugin.postponed import postpone; postpone(); import grpc\n"
 
 
 def run(program: str) -> str:
@@ -16,6 +19,35 @@ def run(program: str) -> str:
 
 def test_a_plugin_is_imported_without_asyncio() -> None:
     assert run(BEGIN + "import kubeletplugin.plugin; print('asyncio.events' in sys.modules)") == "False"
+
+
+PURE = "type(sys.modules['google.protobuf.internal.python_message']).__name__"
+MESSAGES = (
+    "from kubeletplugin.proto import dra_v1_pb2 as pb, dra_v1beta1_pb2, registration_v1_pb2, dra_health_v1_pb2\n"
+    "claim = pb.Claim(namespace='a', name='b', uid='c')\n"
+)
+
+
+def test_messages_are_imported_made_read_and_written_without_those_in_python() -> None:
+    program = "print(pb.Claim.FromString(claim.SerializeToString()) == claim, " + PURE + ")"
+    assert run(BEGIN + "import kubeletplugin.plugin\n" + MESSAGES + program) == "True _Postponed"
+
+
+def test_text_json_copies_and_well_known_types_work_as_ever() -> None:
+    program = (
+        "import copy, pickle\nfrom google.protobuf import json_format, text_format, timestamp_pb2\n"
+        "again = text_format.Parse(text_format.MessageToString(claim), pb.Claim())\n"
+        "stamp = timestamp_pb2.Timestamp(); stamp.FromJsonString('2026-01-02T03:04:05Z')\n"
+        "print(again == claim == copy.deepcopy(claim) == pickle.loads(pickle.dumps(claim)), stamp.seconds, "
+        "sorted(json_format.MessageToDict(claim).values()))"
+    )
+    assert run(BEGIN + MESSAGES + program) == "True 1767323045 ['a', 'b', 'c']"
+
+
+def test_messages_in_python_work_for_whoever_chooses_them() -> None:
+    environment = "import os; os.environ['PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION'] = 'python'\n"
+    program = "print(pb.Claim.FromString(claim.SerializeToString()) == claim, " + PURE + ")"
+    assert run(environment + BEGIN + MESSAGES + program) == "True module"
 
 
 def test_asyncio_works_for_whoever_uses_it() -> None:
