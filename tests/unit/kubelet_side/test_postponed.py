@@ -77,3 +77,8 @@ def test_where_grpc_is_imported_already_nothing_changes() -> None:
         "import grpc, sys; before = dict(sys.modules); " + BEGIN + "print(before['asyncio'] is sys.modules['asyncio'])"
     )
     assert run(program) == "True"
+
+
+def test_pages_of_errors_are_written_as_ever() -> None:
+    program = "import http.server, html\nprint('html.entities' in sys.modules, html.escape('<'), html.unescape('&gt;'))"
+    assert run(BEGIN + program) == "False &lt; >"
