@@ -272,6 +272,10 @@ def _sort(lines: list[Line]) -> tuple[list[envelope.State], dict[Line, str]]:
     for line in lines:
         if not line.raw and line.number is not None:
             continue
+        if line.number is None and envelope.number_of(line.raw) is not None:
+            # Numbers came with slots: this one stood beside others, and how many changes it lacks nobody knows.
+            damaged[line] = "it is cut short"
+            continue
         try:
             sound.append(envelope.decode(line.raw))
         except envelope.DamagedError as error:

@@ -28,6 +28,12 @@ def of_no_use(checkpoint: Path) -> None:
     checkpoint.write_bytes(b"\0" * 4096)
 
 
+def cut_short(checkpoint: Path) -> None:
+    """An old state that is whole is all that is left."""
+    raw = checkpoint.read_bytes()
+    checkpoint.write_bytes(raw[: len(raw) // 4 - 1])
+
+
 def without_its_newest_line(checkpoint: Path) -> None:
     """The state of before the last change is left: the claim is being prepared there, without what came of it."""
     raw = bytearray(checkpoint.read_bytes())
@@ -42,7 +48,7 @@ def _sequence(line: bytes) -> int:
     return int(line.partition(b'"sequence":')[2].partition(b",")[0])
 
 
-LOSSES = (removed, of_no_use, without_its_newest_line)
+LOSSES = (removed, of_no_use, cut_short, without_its_newest_line)
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,30 @@ def test_a_file_that_is_of_no_use_is_set_aside_and_the_start_goes_on(
     assert set(loaded(folder).records) == {"u3"}
 
 
+@pytest.mark.bug("B68")
+@pytest.mark.parametrize("slot", range(4))
+def test_a_file_that_was_cut_short_is_never_taken_for_all_there_was(folder: Path, slot: int) -> None:
+    """An old line that is whole is left of it: claims that came and went since are not in it."""
+    checkpoint = loaded(folder)
+    for number in range(8):
+        commit(checkpoint, {"u9": record("u9", 3) if number % 2 == slot % 2 else None})
+    raw = (folder / "checkpoint.json").read_bytes()
+    for end in _cuts(raw, slot):
+        (folder / "checkpoint.json").write_bytes(raw[:end])
+        again = Checkpoint(folder)
+        outcome = again.refresh(BOOT)
+        assert outcome is not None
+        assert not outcome.complete, end
+        assert not [one for one in again.records.values() if one.trusted], end
+
+
+def _cuts(raw: bytes, slot: int) -> list[int]:
+    """Ends within a slot, at its line's end and around it."""
+    size = len(raw) // 4
+    line = slot * size + len(raw[slot * size :][:size].rstrip(b" \n"))
+    return [line - 1, line, line + 1, line + 2, line + 512, (slot + 1) * size - 1, *([(slot + 1) * size] * (slot < 3))]
+
+
 IN_THE_NEWEST: dict[str, tuple[int, bytes]] = {
     "in its data": (220, b"~"),
     "in its checksum": (30, b"~"),
