@@ -197,13 +197,14 @@ class Scene:
         made: dict[str, Any] = self.until(allocated, f"an allocation for {name}")
         return made
 
-    def give(self, name: str, device: str, parameters: object = None) -> None:
+    def give(self, name: str, device: str, parameters: object = None, **result: object) -> None:
         """Create a claim that is allocated one device of this node, by name, for a pod of the claim's own name.
 
         Args:
             name: of the claim.
             device: as published.
             parameters: of an opaque configuration for this driver; None: there is none.
+            result: further fields of the allocation result.
         """
         made = self.client.create(
             CLAIMS,
@@ -215,7 +216,7 @@ class Scene:
             },
         )
         allocation: dict[str, Any] = {
-            "results": [{"request": "gpus", "driver": DRIVER, "pool": POOL, "device": device}]
+            "results": [{"request": "gpus", "driver": DRIVER, "pool": POOL, "device": device, **result}]
         }
         if parameters is not None:
             allocation["config"] = [{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}]

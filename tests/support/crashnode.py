@@ -208,23 +208,12 @@ class CrashNode:
                 os.kill(int(pid_file.read_text()), signal.SIGKILL)
         for folder in ("mps", "cdi"):
             shutil.rmtree(self.base / folder, ignore_errors=True)
-        self._unbind_all()
+        unbind_all(self.mock)
         self.mock.reload_driver()
         boot_id = self.mock.root / "proc/sys/kernel/random/boot_id"
         count = int(hashlib.sha256(boot_id.read_bytes()).hexdigest(), 16)
         boot_id.write_text(f"{count % 16**8:08x}-0000-4000-8000-000000000000\n")
         self._boot(self)
-
-    def _unbind_all(self) -> None:
-        devices = self.mock.root / "sys/bus/pci/devices"
-        for device in self.mock.profile.devices:
-            address, kernel = device.address, self.mock.kernel
-            if kernel.driver(address) == "vfio-pci":
-                kernel.write(devices / address / "driver_override", "\n")
-                kernel.write(devices / address / "driver/unbind", address)
-                kernel.write(devices.parent / "drivers_probe", address)
-            elif (devices / address / "driver_override").exists():
-                kernel.write(devices / address / "driver_override", "\n")
 
     # names
 
@@ -346,6 +335,19 @@ def hardware(mock: MockNode) -> JSON:
     }
     found["device nodes"] = sorted(str(path.relative_to(mock.root)) for path in (mock.root / "dev").rglob("*"))
     return found
+
+
+def unbind_all(mock: MockNode) -> None:
+    """What a reboot does to drivers that were bound."""
+    devices = mock.root / "sys/bus/pci/devices"
+    for device in mock.profile.devices:
+        address, kernel = device.address, mock.kernel
+        if kernel.driver(address) == "vfio-pci":
+            kernel.write(devices / address / "driver_override", "\n")
+            kernel.write(devices / address / "driver/unbind", address)
+            kernel.write(devices.parent / "drivers_probe", address)
+        elif (devices / address / "driver_override").exists():
+            kernel.write(devices / address / "driver_override", "\n")
 
 
 def ref(uid: str) -> ClaimRef:
