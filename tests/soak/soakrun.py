@@ -27,6 +27,8 @@ from tests.support.agents import CLAIMS, DRIVER, RESOURCES
 CALL_SECONDS = 45.0
 _WARM = 30
 """Events after which a process has nearly all that it ever needs: pools of threads and connections grow on demand."""
+_WRITES = 4
+"""Of the slices before the heap is measured."""
 
 
 class InvariantError(AssertionError):
@@ -292,13 +294,20 @@ class Run:
         soakchecks.whole(self)
         soakchecks.at_rest(self)
         soakchecks.as_before(self)
-        # How much the publisher keeps differs by whether it wrote the slices or found them.
-        for item in self.node.slices():
-            self.node.client.delete(f"{RESOURCES}/resourceslices/{item['metadata']['name']}")
-        soakchecks.whole(self)
-        self.samples.append(Sample(self.life, self.node.figures()))
+        self.samples.append(Sample(self.life, self._least()))
         if found := leaks(self.samples):
             raise InvariantError("; ".join(found))
+
+    def _least(self) -> Figures:
+        """What the agent holds now. What it keeps of the slices is up to a MiB, by whether it heard of its own write by
+        the answer first or by the watch: so they are written some times, and the least counts."""
+        found = [self.node.figures()]
+        for _ in range(_WRITES if self.node.exact else 0):
+            for item in self.node.slices():
+                self.node.client.delete(f"{RESOURCES}/resourceslices/{item['metadata']['name']}")
+            soakchecks.whole(self)
+            found.append(self.node.figures())
+        return min(found, key=lambda one: one.heap_kib or 0)
 
     def begin(self) -> None:
         """Start an agent."""
