@@ -18,10 +18,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +34,7 @@ from kubeletplugin.devicemetadata import (
     decode_stream,
     file_name,
 )
+from kubeletplugin.publicfiles import holds, is_public, read_file, write_in_place, write_new
 from kubeletplugin.remedies import remedy
 from kubeletplugin.validation import validate_device_metadata
 
@@ -44,10 +43,6 @@ logger = logging.getLogger(__name__)
 POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 """On claims made from a template: the name in the pod's ``spec.resourceClaims``."""
 DATA_FOLDER = "dra-device-metadata"
-_MODE = 0o644
-"""Containers of any user read the files, and runtimes need not be root's."""
-_MAX_BYTES = 16 << 20
-"""More than any file of a request holds."""
 CDI_VERSION = "0.5.0"
 """The first that allows names of devices to begin with a digit, as UIDs may."""
 
@@ -137,7 +132,7 @@ class MetadataWriter:
             stored, _ = self._read(path)
             if stored is None:
                 raise MetadataError(f"request {request!r} of claim {ref} has no metadata: not found in {path.parent}")
-            generation = int(stored["metadata"].get("generation") or 0) + 1
+            generation = int(stored["metadata"]["generation"]) + 1
             content = [{"name": request, "devices": [self._device(device, None) for device in devices]}]
             self._store(path, self._document(ref, generation, stored.get("podClaimName"), content))
         return generation
@@ -193,7 +188,7 @@ class MetadataWriter:
         remade = False
         for base, requests in _by_request(claim.devices).items():
             stored, _ = self._read(self._path(claim.ref, base))
-            if stored is not None and stored["metadata"].get("uid") != claim.ref.uid:
+            if stored is not None and stored["metadata"]["uid"] != claim.ref.uid:
                 stored = None
             pod_claim = claim.pod_claim
             if pod_claim is None and stored is not None:
@@ -240,7 +235,7 @@ class MetadataWriter:
             }
             for name, devices in requests.items()
         ]
-        generation = int(stored["metadata"].get("generation") or 0) if stored is not None else 0
+        generation = stored["metadata"]["generation"] if stored is not None else 0
         document = self._document(ref, generation, pod_claim, content)
         if stored is None or document != _unversioned(stored):
             document = self._document(ref, generation + 1, pod_claim, content)
@@ -266,17 +261,20 @@ class MetadataWriter:
 
     def _read(self, path: Path) -> tuple[JSON | None, bytes]:
         """What the file says, and its bytes (none where its mode is another one); None where there is no file, or one
-        that a crash has left in pieces."""
+        that a crash has left in pieces, or that nobody of ours has written."""
         try:
-            raw, status = _read_file(path)
+            raw, status = read_file(path)
         except FileNotFoundError:
             return None, b""
         except OSError as error:
             raise MetadataError(f"metadata file {path} cannot be read: {_told(error)}") from error
         try:
-            return decode_stream(raw.decode()), raw if _is_public(status) else b""
+            found = decode_stream(raw.decode())
         except (MetadataStreamError, UnicodeDecodeError):
             return None, b""
+        if not _is_whole(found) or validate_device_metadata(found):
+            return None, b""
+        return found, raw if is_public(status) else b""
 
     def _stream(self, document: JSON) -> bytes:
         return "".join(
@@ -290,7 +288,7 @@ class MetadataWriter:
             raise MetadataError(f"metadata for {path.parent.name} is not valid: {'; '.join(map(str, faults))}")
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            _write_in_place(path, self._stream(document))
+            write_in_place(path, self._stream(document))
         except OSError as error:
             raise MetadataError(f"metadata file {path} cannot be written: {_told(error)}") from error
 
@@ -306,7 +304,7 @@ class MetadataWriter:
         device = {"name": name, "containerEdits": {"mounts": [mount]}}
         data = json.dumps({"cdiVersion": CDI_VERSION, "kind": self._kind, "devices": [device]}, indent=2).encode()
         path = self._cdi_dir / f"{self._driver_name}_metadata_{name}.json"
-        if _holds(path, data):
+        if holds(path, data):
             return False
         try:
             if not self._cdi_dir.is_dir():
@@ -315,7 +313,7 @@ class MetadataWriter:
             # The runtime reads whatever ends in .json, at any time: it may only appear whole.
             temporary = path.with_name(f".{path.name}.new")
             try:
-                _write_new(temporary, data)
+                write_new(temporary, data)
                 temporary.rename(path)
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to report
@@ -347,6 +345,22 @@ def _by_request(devices: Sequence[PreparedDevice]) -> dict[str, dict[str, list[P
     return found
 
 
+def _is_whole(document: JSON) -> bool:
+    """Whether a document that readers can read has all that this module writes, and in its form."""
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("uid"), str):
+        return False
+    generation = metadata.get("generation")
+    return type(generation) is int and generation > 0 and all(map(_is_whole_device, _devices(document)))
+
+
+def _is_whole_device(device: JSON) -> bool:
+    names = all(isinstance(device.get(key), str) for key in ("driver", "pool", "name"))
+    attributes = device.get("attributes", {})
+    typed = isinstance(attributes, dict) and all(isinstance(value, dict) for value in attributes.values())
+    return names and typed and isinstance(device.get("networkData", {}), dict)
+
+
 def _devices(document: JSON | None) -> list[JSON]:
     requests = document.get("requests") or () if document is not None else ()
     return [device for request in requests for device in request.get("devices") or ()]
@@ -354,47 +368,3 @@ def _devices(document: JSON | None) -> list[JSON]:
 
 def _unversioned(document: JSON) -> JSON:
     return {key: value for key, value in document.items() if key not in ("apiVersion", "kind")}
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    """In the place of whatever stands there; the folder may be one that others write to."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, _MODE)  # whatever the umask
-        file.write(data)
-
-
-def _read_file(path: Path) -> tuple[bytes, os.stat_result]:
-    """Content and status. OSError: it cannot be read, or is a link. Of a pipe nothing is waited for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        return file.read(_MAX_BYTES), os.fstat(descriptor)
-
-
-def _is_public(status: os.stat_result) -> bool:
-    """Whether everybody may read a file and root (or this user) alone may change it."""
-    return stat.S_IMODE(status.st_mode) == _MODE and status.st_uid in (0, os.geteuid())
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    """Whether exactly this is in the file, with the owner and mode that it is made with."""
-    try:
-        found, status = _read_file(path)
-    except OSError:
-        return False
-    return found == data and _is_public(status)
-
-
-def _write_in_place(path: Path, data: bytes) -> None:
-    # Never through a link, and never into a pipe that somebody put there and nobody reads.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, _MODE)
-    try:
-        os.fchmod(descriptor, _MODE)  # whatever the umask
-        written = 0
-        while written < len(data):
-            written += os.pwrite(descriptor, data[written:], written)
-        os.ftruncate(descriptor, len(data))
-    finally:
-        os.close(descriptor)

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+METADATA_FOLDER = "dra-device-metadata"
+"""In the plugin's own folder; ``kubeletplugin.metadata``, which has it too, is loaded only where it is needed."""
 KUBELET_CALL_TIMEOUT = 45.0
 """Seconds that the kubelet waits for Prepare and Unprepare."""
 
@@ -131,6 +133,8 @@ class Plugin:
         self._instance_uid = instance_uid
         self._workers = workers
         folder = plugins_dir / driver_name
+        self._cdi_dir = cdi_dir
+        self._metadata_folder = folder / METADATA_FOLDER
         self._metadata = _metadata_writer(driver_name, folder, cdi_dir, metadata_versions)
         lock = _instance_lock(folder) if exclusive else None
         self._calls = ClaimCalls(
@@ -215,7 +219,22 @@ class Plugin:
         Returns:
             The UIDs of which something was removed.
         """
-        return () if self._metadata is None else self._metadata.sweep(keep)
+        if self._metadata is not None:
+            return self._metadata.sweep(keep)
+        return self._sweep_former_metadata(keep) if self._metadata_folder.exists() else ()
+
+    def _sweep_former_metadata(self, keep: Callable[[], Collection[str]]) -> tuple[str, ...]:
+        """What was handed out before that was turned off: containers of claims that are still prepared mount it."""
+        from kubeletplugin.metadata import MetadataWriter
+
+        folder = self._metadata_folder
+        swept = MetadataWriter(self.driver_name, folder.parent, self._cdi_dir).sweep(keep)
+        try:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        except OSError as error:
+            log.debug("folder %s stays: %s", folder, error)
+        return swept
 
     def restore_metadata(self, claims: Callable[[], Iterable[HeldClaim]]) -> Restored:
         """Makes the files of prepared claims' metadata again where they are gone or not as they should be.

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kubeletplugin.api import Claim, DeviceMetadata, HeldClaim, PreparedDevice
 from kubeletplugin.devicemetadata import KNOWN_VERSIONS, read_file
-from kubeletplugin.metadata import POD_CLAIM_ANNOTATION, MetadataWriter
+from kubeletplugin.metadata import DATA_FOLDER, POD_CLAIM_ANNOTATION, MetadataWriter
+from kubeletplugin.plugin import METADATA_FOLDER
 from tests.unit.kubelet_side.fakes import DRIVER, Node, claim_document, ref
 
 KNOWN = DeviceMetadata({"speed": {"int": 100}})
@@ -118,6 +123,16 @@ def test_a_file_that_is_another_claims_is_replaced_under_a_new_generation(host: 
         "generation": 2,
     }
     assert host.files()[str(second)] == host.calm[str(second)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_files_that_belong_to_a_user_are_roots_again(host: Host) -> None:
+    for path in host.calm:
+        os.chown(path, 1000, 1000)
+    assert host.writer.restore(lambda: host.claims).remade == (ref(1).uid, ref(2).uid)
+    assert {Path(path).stat().st_uid for path in host.files()} == {0}
+    assert host.files() == host.calm
+    assert host.writer.restore(lambda: host.claims).remade == ()
 
 
 def test_where_all_is_well_nothing_is_written(host: Host) -> None:
@@ -251,3 +266,61 @@ def test_a_plugin_restores_what_it_wrote(node: Node, tmp_path: Path) -> None:
     with node.plugin(metadata_versions=KNOWN_VERSIONS, cdi_dir=tmp_path / "cdi") as plugin:
         assert plugin.restore_metadata(lambda: [HeldClaim(ref(), DEVICES, "")]).remade == (ref().uid,)
         assert len(list((tmp_path / "cdi").iterdir())) == 2
+
+
+# Whatever stands there
+
+NAMES = st.sampled_from(["apiVersion", "kind", "metadata", "requests", "name", "uid", "generation", "devices", "pool"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(KNOWN_VERSIONS[0]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+SHAPED = st.fixed_dictionaries(
+    {
+        "apiVersion": st.sampled_from(KNOWN_VERSIONS),
+        "kind": st.just("DeviceMetadata"),
+        "metadata": st.fixed_dictionaries({}, optional={"uid": VALUES, "generation": VALUES}),
+        "requests": st.lists(st.fixed_dictionaries({"name": VALUES, "devices": VALUES}), max_size=2) | VALUES,
+    },
+    optional={"podClaimName": VALUES},
+)
+
+
+@settings(max_examples=150)
+@given(st.binary(max_size=40) | (VALUES | SHAPED).map(lambda value: json.dumps(value).encode()), st.booleans())
+def test_nothing_in_a_file_stops_a_start_or_survives_it(content: bytes, known: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        host = Host(Path(folder))
+        path = host.data / ref(1).uid / "nic/metadata.json"
+        path.write_bytes(content)
+        shutil.rmtree(host.cdi)
+        restored = host.writer.restore(lambda: host.claims if known else host.forgetful())
+        assert restored.problems == {}
+        if known:
+            (found,) = read_file(path)["requests"]
+            assert [(one["name"], one["attributes"]) for one in found["devices"]] == [("eth1", dict(KNOWN.attributes))]
+        assert ref(2).uid in restored.remade
+
+
+# Turned off
+
+
+@pytest.mark.bug("B83")
+def test_what_was_handed_out_before_it_was_turned_off_lasts_as_long_as_its_claim(node: Node, tmp_path: Path) -> None:
+    cdi, held = tmp_path / "cdi", {ref().uid}
+    with node.plugin(metadata_versions=KNOWN_VERSIONS, cdi_dir=cdi) as plugin:
+        plugin.restore_metadata(lambda: [HeldClaim(ref(), DEVICES, "")])
+    folder = node.plugins_dir / DRIVER / METADATA_FOLDER
+    with node.plugin(cdi_dir=cdi) as plugin:
+        assert plugin.sweep_metadata(lambda: held) == ()
+        assert len(list(cdi.iterdir())) == 2, "a container of the claim may start anew"
+        held.clear()
+        assert plugin.sweep_metadata(lambda: held) == (ref().uid,)
+        assert list(cdi.iterdir()) == []
+        assert not folder.exists()
+        assert plugin.sweep_metadata(lambda: held) == ()
+
+
+def test_the_folder_is_the_one_that_files_are_written_to() -> None:
+    assert METADATA_FOLDER == DATA_FOLDER
