@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver.health import findings
 from driver.health.keeper import Keeper, Policy
-from driver.health.monitor import Heard
+from driver.health.monitor import Heard, Unheard
 from driver.health.remembered import Album, Remembered
 from driver.health.store import HealthStore
 from driver.health.verdicts import LOST_TAINT, TAINTS, Status, TaintPolicy, Target, Verdict, taints, verdicts
@@ -161,6 +161,14 @@ class HealthWatch:
             log.warning("GPU %s: %s", one.event.address, one.finding.message, extra={"count": one.count})
             self._count(name or "unknown", _label(one.finding.cause, one.finding.xid), one.count)
             self._scribe.tell(functools.partial(_put_down, name, one))
+
+    def unheard(self, gap: Unheard) -> None:
+        """Events were not heard for a while."""
+        names = {str(gpu.address): gpu.name for gpu in self._gpus()}
+        found = {names.get(address, f"gpu-at-{address}"): said for address, said in gap.found.items()}
+        if found:
+            log.warning("while events of GPUs were not heard (%s): %s", gap.reason, found)
+        self._scribe.tell(lambda scribe: scribe.deaf(gap.seconds, gap.reason, found))
 
     def _count(self, device: str, event: str, count: int) -> None:
         self._metrics.tell(lambda m: m.add("gpudra_gpu_events_total", count, device=device, event=event))

@@ -65,11 +65,14 @@ class Watching:
             heard=watch.heard,
             changed=self._changed,
             unmonitored=lambda: self._watcher.state.unmonitored,
+            deaf=lambda: self._watcher.deaf,
+            unheard=watch.unheard,
         )
         self._watcher = EventWatcher(
             Path(settings.nvml_library) if settings.nvml_library else _finder(Path(settings.driver_root)),
             self._monitor.event,
             self._registered,
+            on_gap=lambda gap: self._monitor.gap(gap.addresses, gap.seconds, gap.reason),
             backend=settings.nvml_backend,
         )
         self._started = False

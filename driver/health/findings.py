@@ -156,6 +156,35 @@ def of_registration(code: int) -> tuple[Finding, ...]:
     return (Finding(UNMONITORED, Severity.DEGRADED, message),)
 
 
+def risen(before: GpuHealth, now: GpuHealth) -> str:
+    """What has happened to a GPU between two readings, by what stays of it: a clause, empty for nothing.
+
+    Volatile counters begin anew with the driver; what they lose by that is no news, and where the aggregate ones are
+    told these count.
+    """
+    said = []
+    for word in ("uncorrected", "corrected"):
+        counters = [f"ecc_{word}_{kind}" for kind in ("aggregate", "volatile")]
+        pairs = [(getattr(before, one), getattr(now, one)) for one in counters]
+        told = next(((was, known) for was, known in pairs if was is not None and known is not None), (0, 0))
+        if told[1] > told[0]:
+            said.append(f"{told[1] - told[0]} {word} ECC errors")
+    rows, old = now.remapped_rows, before.remapped_rows
+    if rows is not None and old is not None:
+        count = rows.correctable + rows.uncorrectable - old.correctable - old.uncorrectable
+        if count > 0:
+            said.append(f"{count} memory rows remapped")
+        said += ["a memory row waits to be remapped"] if rows.pending and not old.pending else []
+        said += ["a memory row could not be remapped"] if rows.failure and not old.failure else []
+    if any(now.repair_pending or ()) and not any(before.repair_pending or ()):
+        said.append("a repair waits for a reset")
+    if now.recovery_action and now.recovery_action != before.recovery_action:
+        said.append(f"the driver asks for recovery action {now.recovery_action}")
+    if (code := now.codes.get("handle")) is not None:
+        said.append(f"it does not answer ({code_name(code)})")
+    return ", ".join(said)
+
+
 NO_DRIVER: Final = frozenset(
     {NvmlReturn.DRIVER_NOT_LOADED, NvmlReturn.UNINITIALIZED, NvmlReturn.LIB_RM_VERSION_MISMATCH}
 )

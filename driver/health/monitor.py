@@ -6,6 +6,9 @@ nothing, and what was said before goes stale there.
 
 Events are taken from the watcher's thread at once and handled here: equal ones that come together count as one, so
 that a storm of a thousand XIDs is one change, and changes follow each other at a bounded pace.
+
+Where events were not heard for a while, what is left of them is looked for: a look soon after shows what persists (a
+row that waits for its remapping, a recovery action, a lost GPU), and the counters are compared with those of before.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from driver.health.findings import NO_DRIVER, Finding, of_event
+from driver.health.findings import NO_DRIVER, Finding, of_event, risen
 from driver.health.keeper import Keeper
 from driver.model import NodeInventory
 from native.nvml.errors import LibraryUnavailableError, NvmlError, NvmlTimeoutError, code_name
@@ -53,6 +56,16 @@ class Look(msgspec.Struct, frozen=True):
     """Why nothing could be read."""
 
 
+class Unheard(msgspec.Struct, frozen=True):
+    """Events of GPUs were not heard for a while, and what a look showed after it."""
+
+    addresses: frozenset[str]
+    seconds: float
+    reason: str
+    found: Mapping[str, str]
+    """Address -> what has happened to it meanwhile, as far as its counters tell."""
+
+
 class Monitor:
     """See the module. Methods may be called from any thread.
 
@@ -64,6 +77,9 @@ class Monitor:
         looked: called after each look, in this thread.
         heard: called with the events that came, in this thread; after it ``changed``.
         changed: called after events were taken in.
+        unmonitored: address -> NVML's code, for GPUs whose events are not reported.
+        deaf: the GPUs whose events are not heard at present.
+        unheard: called after the first look behind a time without events, in this thread.
     """
 
     def __init__(
@@ -77,6 +93,8 @@ class Monitor:
         heard: Callable[[Sequence[Heard]], None] = lambda _heard: None,
         changed: Callable[[], None] = lambda: None,
         unmonitored: Callable[[], Mapping[str, int]] = dict,
+        deaf: Callable[[], frozenset[str]] = frozenset,
+        unheard: Callable[[Unheard], None] = lambda _unheard: None,
         coalesce: float = COALESCE_SECONDS,
     ) -> None:
         self._keeper = keeper
@@ -87,6 +105,12 @@ class Monitor:
         self._heard = heard
         self._changed = changed
         self._unmonitored = unmonitored
+        self._deaf = deaf
+        self._unheard = unheard
+        self._gaps: list[Unheard] = []
+        self._gap_is_new = False
+        self._before: dict[str, GpuHealth] = {}
+        """Of each GPU the last reading before its events were not heard any more."""
         self._coalesce = coalesce
         self._condition = threading.Condition()
         self._events: Counter[NvmlEvent] = Counter()
@@ -115,6 +139,14 @@ class Monitor:
             self._asked = True
             self._condition.notify_all()
 
+    def gap(self, addresses: Iterable[str], seconds: float, reason: str) -> None:
+        """Events of these GPUs were not heard for a while and are again; returns at once. Gaps that come together are
+        told as one."""
+        with self._condition:
+            self._gaps.append(Unheard(frozenset(addresses), seconds, reason, {}))
+            self._gap_is_new = True
+            self._condition.notify_all()
+
     def stop(self, timeout: float) -> None:
         """End the loop; a probe that hangs is left behind."""
         with self._condition:
@@ -128,15 +160,18 @@ class Monitor:
         while True:
             with self._condition:
                 self._condition.wait_for(
-                    lambda: self._events or self._asked or self._stopping, max(0.0, due - time.monotonic())
+                    lambda: self._events or self._asked or self._stopping or self._gap_is_new,
+                    max(0.0, due - time.monotonic()),
                 )
                 if self._stopping:
                     return
                 events, self._events = self._events, Counter()
                 asked, self._asked = self._asked, False
+                gap, self._gap_is_new = self._gap_is_new, False
             try:
-                if events:
+                if events or gap:
                     due = min(due, looked_at + LOOK_SECONDS)
+                if events:
                     self._take(events)
                 if asked or time.monotonic() >= due:
                     looked_at = time.monotonic()
@@ -177,6 +212,8 @@ class Monitor:
 
     def _look(self) -> None:
         inventory, unavailable = self._inventory()
+        with self._condition:
+            gaps = tuple(self._gaps)  # this look begins behind them
         health: Mapping[str, GpuHealth] = {}
         problem, unloaded = unavailable or "the node has not been read yet", False
         if inventory is not None:
@@ -203,7 +240,33 @@ class Monitor:
         else:
             self._keeper.look(inventory.gpus, health, self._unmonitored())
         self._tell_rest()
+        if gaps and not problem:
+            self._tell_gaps(gaps, health)
+        self._remember(health)
         self._looked(Look(health, problem or None))
+
+    def _tell_gaps(self, gaps: Sequence[Unheard], health: Mapping[str, GpuHealth]) -> None:
+        """What was not heard has left its traces in what was read behind it."""
+        addresses = frozenset[str]().union(*(gap.addresses for gap in gaps))
+        found = {
+            address: said
+            for address in sorted(addresses & health.keys() & self._before.keys())
+            if (said := risen(self._before[address], health[address]))
+        }
+        for address in addresses:
+            self._before.pop(address, None)
+        with self._condition:
+            del self._gaps[: len(gaps)]
+        self._unheard(Unheard(addresses, sum(gap.seconds for gap in gaps), gaps[0].reason, found))
+
+    def _remember(self, health: Mapping[str, GpuHealth]) -> None:
+        """The readings to compare with later: of a GPU that is not heard, the last one before."""
+        with self._condition:
+            pending = frozenset[str]().union(*(gap.addresses for gap in self._gaps))
+        unheard = self._deaf() | pending
+        for address, one in health.items():
+            if one.codes.get("handle") is None and (address not in unheard or address not in self._before):
+                self._before[address] = one
 
     def _say_silent(self, problem: str) -> None:
         """Once for each silence."""

@@ -6,6 +6,7 @@ the journal's own thread, so that each transition is one record however often so
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ class Scribe:
         self._records = records
         self._wish = False
         self._loaded = False
+        self._order = threading.Lock()
+        """Of looks at the claims: a later one must not be put down before an earlier one."""
 
     # the agent
 
@@ -182,13 +185,12 @@ class Scribe:
             seconds: claim UID -> how long the work took that has just ended, well or not. None: the checkpoint was
                 loaded. Before that it is no news that it holds nothing.
         """
-        self._loaded = self._loaded or seconds is None
-
-        def compare(state: JournalState) -> Iterable[Draft]:
+        with self._order:
+            # As they are now, not when the journal's turn comes: by then the claim may be a step further.
+            self._loaded = self._loaded or seconds is None
             records = self.known_records()
-            return () if records is None else claim_changes(state, records, seconds or {})
-
-        self._journal.compare(compare)
+            if records is not None:
+                self._journal.compare(lambda state: claim_changes(state, records, seconds or {}))
 
     def known_records(self) -> Sequence[ClaimRecord] | None:
         """The claims as the checkpoint has them now; None where it could not be loaded yet."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver.health import findings
-from driver.health.findings import of_event, of_gpu, of_health, of_registration
+from driver.health.findings import of_event, of_gpu, of_health, of_registration, risen
 from driver.health.xids import XIDS, Severity, describe
 from driver.model import GpuState, MigMode, NvLinkLink
 from native.nvml.eventtypes import HEALTH_EVENTS, EventType, NvmlEvent
@@ -156,3 +156,38 @@ def test_a_gpu_that_does_not_support_events_is_no_sick_one() -> None:
     assert of_registration(13) == ()
     (found,) = of_registration(999)
     assert found.severity is Severity.DEGRADED
+
+
+ROWS = RemappedRows(correctable=1, uncorrectable=0, pending=False, failure=False)
+BEFORE: dict[str, Any] = {
+    "ecc_corrected_aggregate": 10,
+    "ecc_uncorrected_aggregate": 2,
+    "ecc_corrected_volatile": 4,
+    "ecc_uncorrected_volatile": 1,
+    "remapped_rows": ROWS,
+    "repair_pending": (False, False),
+    "recovery_action": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({}, ""),
+        ({"ecc_uncorrected_aggregate": 3}, "1 uncorrected ECC errors"),
+        ({"ecc_corrected_aggregate": 25, "ecc_uncorrected_aggregate": 4}, "2 uncorrected ECC errors, 15 corrected"),
+        ({"ecc_uncorrected_volatile": 0, "ecc_corrected_volatile": 0}, ""),
+        ({"ecc_uncorrected_aggregate": None, "ecc_uncorrected_volatile": 3}, "2 uncorrected ECC errors"),
+        ({"remapped_rows": RemappedRows(1, 2, True, False)}, "2 memory rows remapped, a memory row waits"),
+        ({"remapped_rows": RemappedRows(1, 0, False, True)}, "a memory row could not be remapped"),
+        ({"remapped_rows": None, "repair_pending": None, "recovery_action": None}, ""),
+        ({"repair_pending": (True, False)}, "a repair waits for a reset"),
+        ({"recovery_action": 4}, "the driver asks for recovery action 4"),
+        ({"codes": {"handle": 15}}, "it does not answer (GPU_IS_LOST"),
+    ],
+)
+def test_what_has_happened_to_a_gpu_shows_in_what_stays_of_it(now: dict[str, Any], said: str) -> None:
+    found = risen(GpuHealth("a", **BEFORE), GpuHealth("a", **(BEFORE | now)))
+    assert found.startswith(said)
+    assert bool(found) is bool(said)
+    assert risen(GpuHealth("a"), GpuHealth("a", **BEFORE)) == "", "what was not told before has not risen"

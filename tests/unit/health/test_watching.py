@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from driver.health.keeper import Keeper, Policy
+from driver.health.monitor import Unheard
 from driver.model import NodeInventory
 from driver.settings import Settings
 from driver.watching import Watching
 from native.nvml.errors import NvmlError
 from native.nvml.healthtypes import GpuHealth
+from native.nvml.watching import WatchState
 
 ADDRESS = "0000:1b:00.0"
 WAIT = 20.0
@@ -41,6 +43,8 @@ class Watcher:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.state = WatchState()
+        self.deaf: frozenset[str] = frozenset()
 
     def start(self) -> None:
         self.said.append("start")
@@ -65,9 +69,13 @@ class Watch:
     def __init__(self) -> None:
         self.keeper = Keeper(Policy(), boot_id="b")
         self.looks = 0
+        self.gaps: list[Unheard] = []
 
     def heard(self, _heard: Any) -> None:
         """No events here."""
+
+    def unheard(self, gap: Unheard) -> None:
+        self.gaps.append(gap)
 
     def judge(self) -> bool:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
@@ -9,9 +10,10 @@ import pytest
 
 from driver.bridge import consumers_of
 from driver.health.verdicts import Status, Verdict
-from driver.journal import replay
+from driver.journal import JournalState, replay
 from driver.journal.scribe import claim_entries
 from driver.journal.telling import Query, line
+from driver.journal.writer import Draft
 from driver.model import Placement, Problem
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Origin, Phase
 from driver.prepare.partition import PartitionRecord
@@ -143,3 +145,24 @@ def test_the_begin_of_a_prepare_names_the_pods_that_have_the_claim(desk: Desk) -
 )
 def test_a_claim_without_readable_reservations_has_no_consumers(document: dict[str, Any]) -> None:
     assert consumers_of(document) == []
+
+
+def test_a_claim_is_told_as_it_was_when_it_was_looked_at_however_late_that_is_written(desk: Desk) -> None:
+    hold, held = threading.Event(), threading.Event()
+
+    def block(_state: JournalState) -> list[Draft]:
+        held.set()
+        hold.wait(WAIT)
+        return []
+
+    desk.journal.compare(block)
+    assert held.wait(WAIT)
+    for phase in (Phase.PREPARING, Phase.PREPARED):
+        desk.records = (shared("s1", phase=phase),)
+        desk.scribe.claims()
+    desk.scribe.began(REF, "unprepare")
+    desk.records = ()
+    desk.scribe.claims()
+    hold.set()
+    told = [data.get("step", data.get("phase")) for _, _, data in desk.told("claim.prepare", "claim.unprepare")]
+    assert told == ["Preparing", "Prepared", "began", None]
