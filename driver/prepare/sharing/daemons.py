@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import msgspec
 
 from driver.prepare.locks import KeyedLocks
-from driver.prepare.sharing.process import DaemonError, DaemonFolders, DaemonProcess, Launcher, adopt
+from driver.prepare.sharing.process import DaemonError, DaemonFolders, DaemonProcess, Launcher, adopt, left_of
 from driver.statefile import remedy
 from native.commands import CommandError, Deadline, DriverPrograms
 
@@ -173,6 +173,9 @@ class MpsDaemons:
             self._quit(folders, deadline)
             if not process.end(max(deadline.left, 0.5)):
                 raise DaemonError(f"control daemon {process.pid} cannot be ended; it may hang on its GPU")
+        for stray in left_of(folders.pipe):
+            if not stray.end(max(deadline.left, 0.5)):
+                raise DaemonError(f"process {stray.pid} of MPS cannot be ended; it may hang on its GPU")
         if watch is not None:
             watch.join(max(deadline.left, 0.5))
         import shutil  # with its compressors it takes as long to import as the rest of this room

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,8 @@ _LONGEST_SOCKET_PATH: Final = 107
 """sun_path of unix(7), without the NUL."""
 _SHOWN: Final = 300
 _LONGEST_PID: Final = 64
+_PREFIX: Final = b"nvidia-cuda-mps-"
+"""Of the names of the control daemon and of its servers."""
 
 
 class DaemonError(Exception):
@@ -209,3 +211,18 @@ def adopt(pid_file: Path) -> DaemonProcess | None:
     is_daemon = b"nvidia-cuda-mps-control" in command.split(b"\0")[0]
     folder = b"CUDA_MPS_PIPE_DIRECTORY=" + os.fsencode(pid_file.parent)
     return process if is_daemon and folder in variables.split(b"\0") else None
+
+
+def left_of(pipe: Path) -> Iterator[DaemonProcess]:
+    """The control daemons and servers that run for a pipe folder, whoever started them.
+
+    A server may outlive its daemon; and a daemon the file that names it, which containers of its claim can remove.
+    """
+    variable = b"CUDA_MPS_PIPE_DIRECTORY=" + os.fsencode(pipe)
+    for name in os.listdir("/proc"):  # noqa: PTH208  names only
+        if name.isascii() and name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                process = DaemonProcess(int(name))
+                command = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")[0]
+                if _PREFIX in command and variable in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    yield process
