@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from driver.model import PciAddress
 from tests.soak import soaktroubles
 from tests.soak.soakmodel import JSON, Claim, Config, Place
 from tests.soak.soakrun import CALL_SECONDS, Run
@@ -94,7 +95,13 @@ def _mixes(run: Run, place: Place) -> bool:
 
 
 def a_claim_of_an_admin(run: Run) -> str:
-    names = [name for name in run.pool.names if name.count("-") == _DASHES or run.world.partitions]
+    # What a virtual machine has can be looked at by nobody, an administrator included.
+    lent = {PciAddress.parse(address).label for address in run.world.machines}
+    names = [
+        name
+        for name in run.pool.names
+        if (name.count("-") == _DASHES or run.world.partitions) and name.removeprefix("gpu-") not in lent
+    ]
     claim = run.allocate(Place(run.chance.choice(names)), admin=True)
     run.prepare(claim)
     return str(claim)
