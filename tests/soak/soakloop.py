@@ -61,7 +61,7 @@ def soak(
         try:
             _events(run, events, [event for event in EVENTS if restarts or not event.restarts], say)
             run.finish()
-        except BaseException as error:
+        except Exception as error:
             tail = "\n".join(run.history[-_TAIL:])
             options = f"--world {world} --seed {seed} --events {events}{'' if restarts else ' --no-restarts'}"
             raise SoakError(
