@@ -241,7 +241,7 @@ def _name(address: str) -> str:
 
 def _is_known(run: Run, address: str) -> bool:
     """Whether the modes of this GPU are as the agent believes them to be."""
-    return address not in run.stale and _name(address) not in run.forgotten
+    return address not in run.stale
 
 
 def _settings(run: Run) -> dict[str, tuple[int, int]]:

@@ -96,8 +96,6 @@ class Run:
     """Files of others in the CDI folder."""
     stale: set[str] = field(default_factory=set)
     """GPUs whose modes were lost behind the agent's back: it believes for ten minutes what it has seen."""
-    forgotten: set[str] = field(default_factory=set)
-    """GPUs (by device name) whose modes were set for claims that a lost checkpoint knew."""
     history: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     numbers: int = 0

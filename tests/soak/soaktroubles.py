@@ -270,7 +270,6 @@ def a_reboot(run: Run) -> str:
     run.heal()
     run.node.reboot()
     run.foreign.clear()
-    run.forgotten.clear()
     run.boot()
     run.begin()
     run.trouble("a reboot", lambda: None)
@@ -297,10 +296,6 @@ def its_checkpoint_is_damaged(run: Run) -> str:
     if not run.calm:
         return it_is_killed(run)
     run.node.end(signal.SIGKILL)
-    # Which GPUs an MPS daemon had nobody knows any more: their mode stays until another claim sets it.
-    for claim in run.claims.values():
-        if claim.config is not None:
-            run.forgotten.update(place.device for place in claim.places)
     path, how = run.node.state / "checkpoint.json", "nothing"
     if path.exists():
         how = _damage(run, path)
