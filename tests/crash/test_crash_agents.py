@@ -17,7 +17,7 @@ import pytest
 from driver.prepare import Phase
 from driver.prepare.checkpoint import stored
 from kubeletplugin.testing.kubelet import KubeletError
-from tests.support.agentnodes import KINDS, NodeKind, Nodes, Way
+from tests.support.agentnodes import KINDS, Node, NodeKind, Nodes, Way
 from tests.support.agents import DRIVER
 from tests.support.crashscenarios import ALWAYS, steps_of, table
 
@@ -64,7 +64,11 @@ def test_every_step_of_the_table_is_in_a_cell(verb: str) -> None:
 def test_killed_and_back_without_the_api_server(
     nodes: Nodes, kind: NodeKind, way: Way, verb: str, point: str, reboots: bool
 ) -> None:
-    node = nodes.of(kind)
+    with nodes.of(kind) as node:
+        killed_and_back(node, way, verb, point, reboots=reboots)
+
+
+def killed_and_back(node: Node, way: Way, verb: str, point: str, *, reboots: bool) -> None:
     scene = node.scene
     prepared, unprepared = node.undisturbed(way)
     claim = node.claim("killed", way)

@@ -1,8 +1,9 @@
 """Drivers that SIGKILL ends: once at each point of the table of steps, and before calls to the kernel drawn by chance.
 
 Where the driver ends is not only where somebody thought of it: the second run counts the calls that change files
-(``tests/support/preload.c``) in one whole life and draws among them. Compared are whole pictures of the node, as in
-``test_crash_matrix``. ``GPUDRA_CRASH=all`` kills at each point of each scenario, and draws 40 times as often.
+(``tests/support/preload.c``) in one whole life and draws among them; the machine starts anew behind some. Compared are
+whole pictures of the node, as in ``test_crash_matrix``. ``GPUDRA_CRASH=all`` kills at each point of each scenario, and
+draws 40 times as often.
 """
 
 from __future__ import annotations
@@ -102,4 +103,6 @@ def test_sigkill_before_any_call_that_changes_a_file(worlds: Worlds, killer: Kil
             assert status == KILLED, f"round {number}: {verb} is not killed at call {call} of {counts[verb]}"
             if number % 3 == 2:  # its successor dies as well, while it makes things right
                 killer.run(world, "start", call=chance.randint(1, 20), torn=torn)
+            if number % 4 in (1, 2):
+                world.node.reboot()
             then_it_is_as_if_nothing_had_happened(world, verb)

@@ -296,18 +296,24 @@ def a_node(kind: NodeKind) -> Iterator[Node]:
 
 
 class Nodes:
-    """Makes the node that a way of having a GPU needs; one is kept, for tests come in the order of the kinds."""
+    """Makes the node that a way of having a GPU needs; one is kept, for tests come in the order of the kinds, as long
+    as tests leave it as it was."""
 
     def __init__(self) -> None:
         self._made: tuple[NodeKind, Node, contextlib.ExitStack] | None = None
 
-    def of(self, kind: NodeKind) -> Node:
-        """The node of that kind."""
+    @contextmanager
+    def of(self, kind: NodeKind) -> Iterator[Node]:
+        """The node of that kind; a failure ends it."""
         if self._made is None or self._made[0] is not kind:
             self.end()
             stack = contextlib.ExitStack()
             self._made = kind, stack.enter_context(a_node(kind)), stack
-        return self._made[1]
+        try:
+            yield self._made[1]
+        except BaseException:
+            self.end()
+            raise
 
     def end(self) -> None:
         """End the one that there is."""
