@@ -118,7 +118,7 @@ class GpuModes:
             CommandError: it could not be set back, and is owed.
         """
         self._settled(debt.uuid)
-        found = self.read(debt.uuid, debt.setting, left)
+        found = debt.given if debt.given == debt.former else self.read(debt.uuid, debt.setting, left)
         if found is not None and found != debt.given:
             text = "the %s of GPU %s is left as it is: it was set to %s for claims, is %s now, and was %s before them"
             log.info(text, debt.setting.shown, debt.uuid, debt.given, found, debt.former)

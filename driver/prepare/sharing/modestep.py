@@ -69,7 +69,8 @@ class ModeStep(StepDefaults):
         deadline = Deadline(self._seconds)
         recorded = {debt.key: debt for debt in told(record)}
         owed = {debt.key: debt for debt in self._modes.debts.all() if debt.key in recorded}
-        for debt in {**recorded, **owed}.values():
+        changed = {key: debt for key, debt in recorded.items() if debt.former != debt.given}
+        for debt in {**changed, **owed}.values():
             if not is_wanted(debt, others):
                 self._pay(debt, deadline, known=debt.key in owed)
 

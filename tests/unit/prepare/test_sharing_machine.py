@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from driver.prepare import ClaimError, Reason
 from driver.prepare.records import ClaimRecord
+from driver.prepare.sharing import modestep
 from driver.prepare.sharing.modes import LEVELS, interval_of
 from driver.prepare.sharing.mps import daemon_ids
+from native.commands import CommandError
 from native.smi import ComputeMode
 from tests.unit.prepare.prepare_node import claim, gpu, ref, result
 from tests.unit.prepare.sharing_node import SharingNode, mps, share, slicing, uuid
@@ -28,6 +30,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "mps": [mps()],
     "mps 50": [mps(defaultActiveThreadPercentage=50)],
 }
+LOST = CommandError("GPU is lost", 15)
 POINTS = ("p1", "s1", "s2", "p4", "u1", "v2", "v1", "u4")
 
 
@@ -45,9 +48,17 @@ class Sharing(RuleBasedStateMachine):
         self.preparer = self.node.start()
         self.documents: dict[str, dict[str, Any]] = {}
         self.made = 0
+        self.pauses = modestep._PAUSES, modestep._SHORTEST_PAUSE
+        modestep._PAUSES = modestep._SHORTEST_PAUSE = 0.0  # type: ignore[misc]  # nothing waits here
 
     def teardown(self) -> None:
+        modestep._PAUSES, modestep._SHORTEST_PAUSE = self.pauses  # type: ignore[misc]  # as they were
         self.folder.cleanup()
+
+    @property
+    def away(self) -> bool:
+        """Whether nvidia-smi finds no GPU now."""
+        return bool(self.node.smi.faults)
 
     @rule(index=st.sampled_from(GPUS), number=st.integers(0, 3) | st.none(), kind=st.sampled_from(sorted(CONFIGS)))
     def prepare(self, index: int, number: int | None, kind: str) -> None:
@@ -57,8 +68,9 @@ class Sharing(RuleBasedStateMachine):
         document = claim(uid, given, configs=CONFIGS[kind])
         answer = self.preparer.prepare({uid: document})[uid]
         if isinstance(answer, ClaimError):
-            assert answer.reason is Reason.DEVICE_IN_USE, answer
-            assert "ns/claim-u" in str(answer)
+            if not self.away:
+                assert answer.reason is Reason.DEVICE_IN_USE, answer
+                assert "ns/claim-u" in str(answer)
         else:
             self.documents[uid] = document
 
@@ -66,7 +78,7 @@ class Sharing(RuleBasedStateMachine):
     def prepare_again(self, data: st.DataObject) -> None:
         if self.documents:
             uid = data.draw(st.sampled_from(sorted(self.documents)))
-            assert not isinstance(self.preparer.prepare({uid: self.documents[uid]})[uid], ClaimError)
+            assert self.away or not isinstance(self.preparer.prepare({uid: self.documents[uid]})[uid], ClaimError)
 
     @rule(data=st.data())
     def unprepare(self, data: st.DataObject) -> None:
@@ -81,6 +93,23 @@ class Sharing(RuleBasedStateMachine):
             self.node.daemons.running.clear()
         self.preparer = self.node.start()
         self.preparer.recover()
+
+    @rule()
+    def gpus_are_lost(self) -> None:
+        self.node.smi.faults.update(dict.fromkeys(("read", "mode", "slice"), LOST))
+
+    @rule()
+    def gpus_answer_again(self) -> None:
+        """As they were: nothing has reset them."""
+        self.node.smi.faults.clear()
+        self.preparer.recover()
+
+    @rule()
+    def the_checkpoint_is_lost(self) -> None:
+        if not self.away:
+            (self.node.state_dir / "checkpoint.json").unlink(missing_ok=True)
+            self.preparer = self.node.start()
+            self.preparer.recover()
 
     @rule()
     def reboot(self) -> None:
@@ -118,6 +147,8 @@ class Sharing(RuleBasedStateMachine):
     @invariant()
     def every_gpu_is_set_for_those_who_have_it(self) -> None:
         records = self.preparer.prepared()
+        if self.away or any(record.doubt for record in records):
+            return
         for index in GPUS:
             users = [record for record in records if record.devices[0].uuid == uuid(index)]
             levels = {LEVELS[interval] for record in users if (interval := interval_of(record.devices[0]))}
@@ -130,7 +161,8 @@ class Sharing(RuleBasedStateMachine):
     @invariant()
     def the_daemons_are_those_of_the_claims(self) -> None:
         wanted = {daemon for record in self.preparer.prepared() for daemon in daemon_ids(record)}
-        assert self.node.daemons.running.keys() == wanted
+        assert self.node.daemons.running.keys() <= wanted
+        assert self.away or self.node.daemons.running.keys() == wanted, "one that ended starts when its GPU answers"
 
     @invariant()
     def nobody_shares_with_one_who_has_the_whole(self) -> None:
@@ -144,4 +176,4 @@ def _is_share(record: ClaimRecord) -> bool:
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestSharing.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
