@@ -297,7 +297,8 @@ class Agent:
             inventory = self._offering.offered(inventory, self._preparer.prepared())
             if view.unavailable is not None:
                 taint: api.JSON = {"key": DRIVER_TAINT, "effect": "NoSchedule"}
-                taints = {gpu.name: [*taints.get(gpu.name, ()), taint] for gpu in inventory.gpus}
+                # What stands against one partition stands on.
+                taints |= {gpu.name: [*taints.get(gpu.name, ()), taint] for gpu in inventory.gpus}
             if self._mig is MigSupport.DYNAMIC or self._settings.passthrough_devices:
                 if self._settings.metadata_versions:  # which containers get whether or not the API server is there
                     self._lookout.described(self._build(inventory, taints, counters=True).devices)

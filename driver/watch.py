@@ -23,6 +23,7 @@ from driver.health.store import HealthStore
 from driver.health.verdicts import LOST_TAINT, TAINTS, Status, TaintPolicy, Target, Verdict, taints, verdicts
 from driver.health.xids import XIDS, Severity
 from driver.model import Gpu, GpuState, NodeInventory
+from driver.names import DeviceName
 from driver.settings import listed
 from kubeletplugin import api
 from kubeletplugin.health import HealthBoard
@@ -280,17 +281,24 @@ class HealthWatch:
         for name in names:
             parent = next((gpu for gpu in gpus if name.startswith(f"{gpu.name}-")), None)
             if name not in found and parent is not None:
-                found[name] = Target(name, str(parent.address), partition=True)
+                found[name] = Target(name, str(parent.address), partition=True, inherits=_is_mig(name))
         for record in self._records():
             for device in record.devices:
                 part = device.partition
                 if part is not None:
-                    found[device.device] = Target(device.device, device.address, part.gpu_instance, partition=True)
+                    found[device.device] = Target(
+                        device.device, device.address, part.gpu_instance, partition=True, inherits=True
+                    )
         return list(found.values())
 
 
 def _put_down(device: str | None, heard: Heard, scribe: Scribe) -> None:
     scribe.heard(device, heard)
+
+
+def _is_mig(device: str) -> bool:
+    name = DeviceName.parse(device)
+    return name is not None and name.kind == "mig"
 
 
 def _own(taints: Mapping[str, Sequence[api.JSON]]) -> dict[str, list[api.JSON]]:

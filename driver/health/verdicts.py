@@ -46,7 +46,9 @@ class Target(msgspec.Struct, frozen=True):
     gpu_instance: int | None = None
     """For a partition that exists now: NVML's id of the GPU instance. None for a whole GPU."""
     partition: bool = False
-    """A partition, existing or only offered."""
+    """A part of the GPU, existing or only offered, or another form of it."""
+    inherits: bool = False
+    """The publisher gives it the taints of its GPU too."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -139,9 +141,10 @@ def taints(keeper: Keeper, targets: Sequence[Target], policy: TaintPolicy) -> di
     for target in targets:
         known = instances.get(target.address, frozenset())
         standing, _ = applicable(keeper, target, known)
-        # The publisher gives a GPU's taints to its partitions too: what is one partition's trouble is left out here.
-        own = known if not target.partition else frozenset()
-        standing = tuple(one for one in standing if one.finding.gpu_instance not in own)
+        # A GPU's taints are its partitions' too: what is one partition's trouble is left out of them, and what is its
+        # GPU's out of a partition's.
+        if not target.partition or target.inherits:
+            standing = tuple(one for one in standing if (one.finding.gpu_instance in known) is target.inherits)
         if made := list(_taints(standing, policy)):
             found[target.device] = made
     return found

@@ -256,6 +256,8 @@ def _device(uid: str, result: AllocationResult, inventory: NodeInventory, mig: M
         device = device.with_data(SHARE, {"consumed": dict(result.consumed)})
     if name is None or name.kind != "mig":
         if name is None or name.kind == "gpu":
+            if "mig" in gpu.unread and not result.admin_access:
+                raise _modeless(device.device, gpu)
             whole_gpu(gpu, mig, admin_access=result.admin_access)
         return device
     return _partition(device, name, gpu, mig)
@@ -296,6 +298,14 @@ def _untold(name: str, gpu: Gpu) -> ClaimError:
     return UntoldError(
         f"cannot tell whether {name} stands: NVML does not tell all that stands on GPU {gpu.address} now; see the "
         "agent's log for the call that failed, and the kernel log",
+        Reason.DEVICE_NOT_READY,
+    )
+
+
+def _modeless(name: str, gpu: Gpu) -> ClaimError:
+    return UntoldError(
+        f"cannot tell whether {name} is whole: NVML does not tell the MIG mode of GPU {gpu.address} now, so partitions "
+        "of it may be in use; see the agent's log for the call that failed, and the kernel log",
         Reason.DEVICE_NOT_READY,
     )
 

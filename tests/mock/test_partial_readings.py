@@ -77,6 +77,35 @@ def test_partitions_that_nvml_does_not_list_for_a_while_are_not_gone_in_the_jour
     divided.until(lambda: ("mig.destroy", f"gpu-{label(first)}") in told(divided, "mig.destroy"), "its real end")
 
 
+def test_what_stands_against_one_partition_stands_on_while_the_driver_is_away(divided: Scene) -> None:
+    first = divided.node.profile.gpus[0].address
+    (instance,) = divided.node.instances(first)
+
+    def keys() -> list[str]:
+        ((_, taints),) = of_first(divided)
+        return sorted(one["key"].partition("/")[2] for one in taints or ())
+
+    divided.start(mig="static", health_seconds=0.2, health_recovery_seconds=600)
+    divided.registered()
+    divided.until(lambda: divided.logged("events are watched"), "the watching of events")
+    ((name, _),) = divided.until(lambda: of_first(divided), "the partition")
+    divided.give("held", name)
+    divided.prepare("held")
+    divided.node.xid(first, 119, gi=instance.id)
+    divided.until(lambda: keys() == ["xid"], "its taint, once")
+    divided.node.set_driver_loaded(False)
+    divided.until(lambda: "driver-unavailable" in keys(), "the driver's taint")
+    assert keys() == ["driver-unavailable", "xid"]
+    divided.until(lambda: len(told_of(divided, "device.taint")) > 1, "the journal's word")
+    of_xid = [one for one in told_of(divided, "device.taint") if one.data["key"] == "gpu.nvidia.com/xid"]
+    assert [(one.device, one.data["after"]) for one in of_xid] == [(name, "119:NoSchedule")], "never taken away"
+
+
+def told_of(scene: Scene, kind: str) -> list[Record]:
+    entries = read(scene.plugins / DRIVER / "gpudra" / "journal")
+    return [one for one in entries if isinstance(one, Record) and one.kind == kind]
+
+
 def lost_and_found(scene: Scene, address: str) -> None:
     for state, word in (("lost", "lost"), ("ok", "ready")):
         scene.node.set_gpu_state(address, state)

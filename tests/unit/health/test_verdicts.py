@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from driver.health.findings import CAUSES
@@ -52,6 +53,20 @@ def test_an_event_about_a_partition_that_nobody_knows_counts_for_all(bench: Any)
     bench.look()
     bench.xid(74, gi=9)
     assert ill(bench) == {"gpu", "gpu-mig-1", "gpu-mig-2", "gpu-mig-3"}
+
+
+def test_a_partition_that_has_the_taints_of_its_gpu_has_none_of_them_twice(bench: Any) -> None:
+    parts = [msgspec.structs.replace(one, inherits=True) for one in (ONE, TWO, OFFERED)]
+    bench.look()
+    bench.xid(119)
+    assert set(taints(bench.keeper, [GPU, *parts], POLICY)) == {"gpu"}
+    bench.xid(74, gi=3)
+    bench.xid(48, gi=9)
+    found = taints(bench.keeper, [GPU, *parts], POLICY)
+    assert {name: [one["value"] for one in some] for name, some in found.items()} == {
+        "gpu": ["119"],
+        "gpu-mig-1": ["74"],
+    }
 
 
 def test_each_fault_has_the_taint_that_is_promised(bench: Any) -> None:

@@ -211,6 +211,22 @@ def refused(node: FakeNode, name: str, **changes: Any) -> ClaimError:
     return answer
 
 
+def test_a_gpu_whose_mode_nvml_does_not_tell_is_not_given_as_a_whole_before_it_does(node: FakeNode) -> None:
+    whole = node.gpus[0]
+    node.gpus = (replace(whole, mig=None, unread=("mig", "partitions"), partitions_known=False), *node.gpus[1:])
+    error = refused(node, whole.name)
+    assert (error.reason, error.permanent) == (Reason.DEVICE_NOT_READY, False)
+    assert "does not tell the MIG mode" in str(error)
+    assert node.specs() == []
+    watched = node.start().prepare({"u2": claim("u2", result(0, device=whole.name, adminAccess=True))})["u2"]
+    assert not isinstance(watched, ClaimError), "who only looks at it sees it in any mode"
+    node.gpus = (whole, *node.gpus[1:])
+    given = node.start().prepare({"u1": claim("u1", result(0, device=whole.name))})["u1"]
+    assert not isinstance(given, ClaimError)
+    node.gpus = (replace(whole, mig=None, unread=("mig", "partitions"), partitions_known=False), *node.gpus[1:])
+    assert node.start().prepare({"u1": claim("u1", result(0, device=whole.name))})["u1"] == given, "it was known then"
+
+
 @pytest.mark.bug("B79")
 def test_without_the_kernels_word_a_partition_is_not_handed_out(node: FakeNode) -> None:
     error = refused(node, divided(node))
