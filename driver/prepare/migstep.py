@@ -253,7 +253,10 @@ class MigStep(StepDefaults):
         """
         failures = []
         lost = []
-        for device, partition in self._made(record):
+        for device, partition in self._of_boot(record, Origin.PLANNED):
+            if partition.switches:  # it was about to be made: the mode may have been switched on for it
+                self._switch_off(device, self._look)
+        for device, partition in self._of_boot(record, *_OURS):
             try:
                 if not self._take_back(record, device, partition):
                     lost.append(device)
@@ -268,7 +271,7 @@ class MigStep(StepDefaults):
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Whether nothing stands that was made for the claim."""
-        return all(self._standing(device, partition)[1] is None for device, partition in self._made(record))
+        return all(self._standing(device, part)[1] is None for device, part in self._of_boot(record, *_OURS))
 
     def _take_back(self, record: ClaimRecord, device: DeviceRecord, partition: PartitionRecord) -> bool:
         """Whether nothing stands any more; False: nobody can tell, the GPU is lost."""
@@ -281,17 +284,17 @@ class MigStep(StepDefaults):
             look = msgspec.structs.replace(look, instances=left)
         elif look.at(partition) is not None:
             log.warning("%s is left alone: it is not the one that claim %s had", device.device, record.ref)
-        if look.present and look.enabled and not look.instances and partition.switches:
-            self._switch_off(device)
+        if partition.switches:
+            self._switch_off(device, lambda _device: look)
         return True
 
-    def _made(self, record: ClaimRecord) -> list[tuple[DeviceRecord, PartitionRecord]]:
-        """What was made for a claim, or may have been, and can still stand."""
+    def _of_boot(self, record: ClaimRecord, *origins: Origin) -> list[tuple[DeviceRecord, PartitionRecord]]:
+        """A claim's partitions of these kinds; none, where they were of an earlier boot."""
         now = self._boot_id()
         if record.boot_id is not None and now is not None and record.boot_id != now:
             return []
         pairs = ((device, device.partition) for device in record.devices)
-        return [(device, part) for device, part in pairs if part is not None and part.origin in _OURS]
+        return [(device, part) for device, part in pairs if part is not None and part.origin in origins]
 
     def _standing(self, device: DeviceRecord, partition: PartitionRecord) -> tuple[Look, GpuInstance | None]:
         """A look at the GPU, and what stands there that was made for the claim."""
@@ -325,10 +328,13 @@ class MigStep(StepDefaults):
         )
         self._faults("gi-gone")
 
-    def _switch_off(self, device: DeviceRecord) -> None:
-        """MIG mode off again. Not worth a failed Unprepare: a claim that wants the whole GPU switches it off too."""
+    def _switch_off(self, device: DeviceRecord, seen: Callable[[DeviceRecord], Look]) -> None:
+        """MIG mode off again where nothing stands. Not worth a failed Unprepare: a claim that wants the whole GPU
+        switches it off too."""
         try:
-            self._door.switch(device.address, enabled=False)
+            look = seen(device)
+            if look.present and look.enabled and not look.instances:
+                self._door.switch(device.address, enabled=False)
         except ClaimError as error:
             log.warning("MIG mode stays on: %s", error)
 

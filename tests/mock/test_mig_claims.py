@@ -264,6 +264,35 @@ def test_a_call_that_fails_leaves_nothing_and_the_next_attempt_succeeds(make: Ma
     node.nothing_left()
 
 
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"]
+)
+def test_the_mode_that_was_switched_on_for_a_partition_that_could_not_be_made_goes_with_its_claim(
+    make: Make, function: str
+) -> None:
+    node = make()
+    node.node.set_failures([Failure(function, int(NvmlReturn.UNKNOWN))])
+    node.refused("u1", node.name("1g.18gb", 6))
+    node.node.set_failures([])
+    assert node.unprepare("u1") is None
+    node.nothing_left()
+
+
+def test_the_mode_stays_for_what_an_administrator_made_beside_a_partition_that_could_not_be_made(make: Make) -> None:
+    node = make()
+    address = node.node.profile.gpus[0].address
+    node.node.nvidia_smi("-i", address, "-mig", "1")
+    node.node.nvidia_smi("mig", "-i", address, "-cgi", "19", "-C")
+    node.read()
+    node.node.set_failures([Failure("nvmlDeviceCreateGpuInstanceWithPlacement", int(NvmlReturn.UNKNOWN))])
+    free = node.name("3g.71gb", 0 if node.instances()[0][1] >= 4 else 4)
+    node.refused("u1", free)
+    node.node.set_failures([])
+    assert node.unprepare("u1") is None
+    assert node.mode() == (1, 1)
+    assert len(node.instances()) == 1
+
+
 def test_mig_mode_is_not_switched_under_a_program_and_no_pending_mode_stays(make: Make) -> None:
     node = make()
     address = node.node.profile.gpus[0].address
