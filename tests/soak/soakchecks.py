@@ -206,10 +206,13 @@ def _wrong_mig_modes(run: Run) -> dict[str, int]:
     """GPUs whose mode is on without a partition, or off below one; where it was on at first it may be either."""
     with_partitions = {gpu for gpu, _profile, _start in standing(run)}
     modes = soaktraces.mig_modes(run, lambda address: _is_known(run, address) and address != _theirs(run))
+    run.modes_left -= {address for address, mode in modes.items() if mode == int(_name(address) in with_partitions)}
     return {
         address: mode
         for address, mode in modes.items()
-        if mode != int(_name(address) in with_partitions) and mode != run.mig_modes[address]
+        if mode != int(_name(address) in with_partitions)
+        and mode != run.mig_modes[address]
+        and not (mode == 1 and address in run.modes_left)
     }
 
 
@@ -282,21 +285,21 @@ def _folders(run: Run, prepared: dict[str, Claim]) -> None:
 def as_before(run: Run) -> None:
     """All claims are undone: the node is as it was before the first of them."""
     node = run.node
-    assert node.records() == {}
-    assert {path.name for path in node.specs()} == run.foreign
-    assert not _metadata_folders(run)
-    assert standing(run) == []
-    assert node.daemon_folders() == []
-    assert node.programs() == []
-    assert set(_settings(run).values()) <= {(0, 0)}
-    assert set(soaktraces.drivers(run).values()) == {NVIDIA}
-    assert {device["name"] for device in node.devices()} == set(run.pool.names)
+    _agree(run, "records without claims", node.records, {})
+    _agree(run, "CDI files without claims", lambda: {path.name for path in node.specs()}, run.foreign)
+    _agree(run, "metadata without claims", lambda: _metadata_folders(run), set())
+    _agree(run, "partitions without claims", lambda: standing(run), [])
+    _agree(run, "MPS daemons without claims", node.daemon_folders, [])
+    _agree(run, "programs without claims", node.programs, [])
+    _agree(run, "settings without claims", lambda: set(_settings(run).values()) - {(0, 0)}, set())
+    _agree(run, "drivers without claims", lambda: set(soaktraces.drivers(run).values()), {NVIDIA})
+    _agree(run, "devices without claims", lambda: {device["name"] for device in node.devices()}, set(run.pool.names))
 
 
 def at_the_end(run: Run) -> None:
     """The agent leaves the node in order."""
     node = run.node
-    assert node.end() == 0
-    assert node.programs() == []
-    assert list(node.registry.iterdir()) == []
-    assert list((node.plugins / DRIVER).glob("*.sock")) == []
+    code = node.end()
+    assert code == 0, f"the agent ended with {code}"
+    left = [*node.programs(), *node.registry.iterdir(), *(node.plugins / DRIVER).glob("*.sock")]
+    assert not left, f"the agent left {left}"

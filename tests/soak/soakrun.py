@@ -75,7 +75,7 @@ WORLDS = {
         "dgx-h100",
         10,
         {**_QUICK, "mig": "static", "passthrough_devices": "index=6,index=7"},
-        machines=("0000:cd:00.0", "0000:df:00.0"),
+        machines=("0000:d1:00.0", "0000:df:00.0"),
         program=("-m", "tests.support.kernelagent"),
     ),
 }
@@ -110,6 +110,8 @@ class Run:
     """How many other versions of the driver there have been."""
     mig_modes: dict[str, int] = field(default_factory=dict)
     """Address -> MIG mode, as they were before the first claim."""
+    modes_left: set[str] = field(default_factory=set)
+    """GPUs whose MIG mode may be on without a partition: a call failed, and the next claim will switch it."""
 
     # the scheduler and the kubelet
 
@@ -321,7 +323,9 @@ class Run:
                 claim.unsure = claim.replaced = True
         if self.world.partitions is not None:
             address, partitions = self.world.partitions
-            self.node.node.set_failures([])  # tools that fail would be called again until they succeed
+            # Tools that fail would be called again until they succeed.
+            self.node.node.set_failures([])
+            self.node.node.set_version_mismatch(False)
             self.node.node.nvidia_smi("-i", address, "-mig", "1")
             self.node.node.nvidia_smi("mig", "-i", address, "-cgi", partitions, "-C")
 

@@ -128,6 +128,7 @@ def calls_fail(run: Run) -> str:
         for function in functions
     ]
     run.node.node.set_failures(rules)
+    run.modes_left.update(run.mig_modes)
     run.trouble("failing calls", lambda: run.node.node.set_failures([]))
     return ", ".join(f"{rule.function} {rule.code} x{rule.times}" for rule in rules)
 

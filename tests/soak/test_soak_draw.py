@@ -43,6 +43,13 @@ def test_the_worlds_have_every_kind_of_device() -> None:
     assert any(world.machines for world in WORLDS.values())
 
 
+def test_the_gpus_for_machines_are_those_that_the_agent_is_told_of() -> None:
+    for world in WORLDS.values():
+        told = str(world.flags.get("passthrough_devices", "")).split(",")
+        gpus = profiles.load(world.profile).gpus
+        assert tuple(gpus[int(one.removeprefix("index="))].address for one in told if one) == world.machines
+
+
 def test_a_gpu_of_virtual_machines_or_of_an_administrator_is_not_lost() -> None:
     for world in WORLDS.values():
         hardware = SimpleNamespace(node=SimpleNamespace(profile=profiles.load(world.profile)))
