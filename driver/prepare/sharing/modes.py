@@ -124,6 +124,7 @@ class GpuModes:
             log.info(text, debt.setting.shown, debt.uuid, debt.given, found, debt.former)
         elif debt.former != debt.given:
             self._write(debt, debt.former, left)
+            log.info("the %s of GPU %s is %s again", debt.setting.shown, debt.uuid, debt.former)
         self.debts.drop(debt)
 
     def _settled(self, uuid: str) -> None:

@@ -44,8 +44,8 @@ class ModeStep(StepDefaults):
     def __init__(self, modes: GpuModes, seconds: float = 10.0) -> None:
         self._modes = modes
         self._seconds = seconds
-        self._again: dict[Debt, float] = {}
-        """What could not be paid -> when it is tried again."""
+        self._unpaid: dict[Debt, tuple[float, Problem]] = {}
+        """What could not be paid -> when it is tried again, and why it could not."""
 
     def do(self, work: Work) -> None:
         """Set back what claims that are gone have left on the claim's GPUs, unless this one wants it so."""
@@ -83,10 +83,13 @@ class ModeStep(StepDefaults):
     ) -> Iterable[Problem]:
         """Pay what is owed to GPUs that answer again, and forget what is owed to boards that were replaced."""
         usable = {str(gpu.address): gpu.uuid for gpu in inventory.gpus if gpu.state is GpuState.READY and gpu.uuid}
-        for debt in self._modes.debts.all():
-            here = {uuid: address for address, uuid in usable.items()}.get(debt.uuid)
-            if here is not None:
-                yield from self._sweep_one(debt, here, records, lock)
+        places = {uuid: address for address, uuid in usable.items()}
+        owed = self._modes.debts.all()
+        self._unpaid = {debt: why for debt, why in self._unpaid.items() if debt in owed}
+        for debt in owed:
+            if debt.uuid in places:
+                if not is_wanted(debt, records()):
+                    yield from self._sweep_one(debt, places[debt.uuid], records, lock)
             elif debt.address in usable:
                 log.info("GPU %s, which was to be set back, was replaced: nothing of it is left", debt.uuid)
                 self._modes.debts.drop(debt)
@@ -94,7 +97,9 @@ class ModeStep(StepDefaults):
     def _sweep_one(
         self, debt: Debt, address: str, records: Callable[[], Collection[ClaimRecord]], lock: Lock
     ) -> Iterable[Problem]:
-        if is_wanted(debt, records()) or time.monotonic() < self._again.get(debt, 0.0):
+        again, problem = self._unpaid.get(debt, (0.0, None))
+        if problem is not None and time.monotonic() < again:
+            yield problem
             return
         with lock(address) as mine:
             if not mine or is_wanted(debt, records()) or debt not in self._modes.debts.all():
@@ -104,15 +109,13 @@ class ModeStep(StepDefaults):
                 self._modes.pay(debt, Deadline(self._seconds))
             except CommandError as error:
                 now = time.monotonic()
-                self._again[debt] = now + max(_SHORTEST_PAUSE, _PAUSES * (now - begun))
-                yield Problem(
+                problem = Problem(
                     f"GPU {address}",
                     f"its {debt.setting.shown} is still {debt.given}, which claims that are gone had set; it cannot be "
                     f"set back to {debt.former}, and no claim gets the GPU before it is: {error}",
                 )
-            else:
-                self._again.pop(debt, None)
-                log.info("GPU %s: the %s is %s again", debt.uuid, debt.setting.shown, debt.former)
+                self._unpaid[debt] = now + max(_SHORTEST_PAUSE, _PAUSES * (now - begun)), problem
+                yield problem
 
     def _left(self, work: Work) -> list[Debt]:
         """What is owed to the claim's GPUs that nobody needs any more. Who only looks at a GPU waits for nothing."""

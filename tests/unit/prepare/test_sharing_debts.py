@@ -163,7 +163,7 @@ def test_a_debt_that_cannot_be_paid_is_told_and_tried_again_after_a_pause(
     assert "still EXCLUSIVE_PROCESS" in problem.message
     assert "Insufficient Permissions" in problem.message
     calls = len(node.smi.calls)
-    preparer.recover()
+    assert preparer.recover().problems == [problem], "it is as it was, and not told anew"
     assert len(node.smi.calls) == calls
     now[0] += 10.0
     node.smi.faults.clear()
