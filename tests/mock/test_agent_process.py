@@ -33,7 +33,9 @@ def test_it_registers_publishes_and_prepares_what_was_allocated(scene: Scene) ->
     assert len(ids) == len(set(ids)) == 4
     (spec,) = scene.specs()
     written = json.loads(spec.read_bytes())
-    assert {f"{written['kind']}={device['name']}" for device in written["devices"]} == set(ids)
+    *given, record = written["devices"]  # the last one tells the record, and no container is given it
+    assert {f"{written['kind']}={device['name']}" for device in given} == set(ids)
+    assert record["name"].endswith("_record")
     published = {device["name"]: device["attributes"]["uuid"]["string"] for device in scene.devices()}
     assert all(published[name] in json.dumps(written) for name in names)
     assert "NVIDIA_VISIBLE_DEVICES=void" in written["containerEdits"]["env"]
