@@ -73,6 +73,10 @@ class ModeStep(StepDefaults):
         for debt in {**changed, **owed}.values():
             if not is_wanted(debt, others):
                 self._pay(debt, deadline, known=debt.key in owed)
+            elif debt.key not in owed and not any(other.key == debt.key for one in others for other in told(one)):
+                self._modes.debts.add(
+                    debt
+                )  # who may need it, a claim of which only the hardware is known, says nothing
 
     def is_undone(self, record: ClaimRecord) -> bool:
         """Always: it was read back, or is owed."""

@@ -15,6 +15,7 @@ from driver.prepare import ClaimError, Reason, files
 from driver.prepare.sharing.debts import Debt, Debts, Setting
 from native.commands import CommandError
 from native.smi import ComputeMode, NotSupportedError
+from tests.unit.prepare.checkpoint_lines import newest, sealed
 from tests.unit.prepare.prepare_calls import prepare_one as prepare
 from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import claim, gpu, ref, result
@@ -263,6 +264,25 @@ def test_nobody_pays_while_a_claim_of_which_only_the_hardware_is_known_may_need_
     assert later.unprepare([ref("u1")]) == {"u1": None}
     later.recover()
     assert settings(node) == (DEFAULT, 0)
+
+
+def test_what_only_a_record_tells_is_owed_on_behind_a_claim_that_says_nothing(node: SharingNode) -> None:
+    """The record is of an earlier version, which wrote no debts; another one, of the same GPU, cannot be read."""
+    preparer = node.start()
+    prepare(preparer, claim("u1", share(0, 0), configs=[mps()]))
+    prepare(preparer, claim("u2", share(0, 1), configs=[mps()]))
+    node.debts.unlink()
+    document = newest(node.state_dir)
+    document["claims"]["u2"]["devices"][0].pop("cdiDevice")
+    (node.state_dir / "checkpoint.json").write_bytes(sealed(json.dumps(document).encode()))
+    later = node.start()
+    assert later.unprepare([ref("u1")]) == {"u1": None}
+    later.recover()
+    assert settings(node) == (EXCLUSIVE, 0)
+    assert later.unprepare([ref("u2")]) == {"u2": None}
+    later.recover()
+    assert settings(node) == (DEFAULT, 0)
+    assert not node.debts.exists()
 
 
 @pytest.mark.bug("B68")
