@@ -23,7 +23,7 @@ from driver.health.store import HealthStore
 from driver.health.verdicts import LOST_TAINT, TAINTS, Status, TaintPolicy, Target, Verdict, taints, verdicts
 from driver.health.xids import XIDS, Severity
 from driver.model import Gpu, GpuState, NodeInventory
-from driver.names import DeviceName
+from driver.names import DeviceName, name_of
 from driver.settings import listed
 from kubeletplugin import api
 from kubeletplugin.health import HealthBoard
@@ -278,10 +278,13 @@ class HealthWatch:
             names = self._names or ()
         gpus = [gpu for gpu in self._gpus() if gpu.state is not GpuState.UNBOUND]
         found = {gpu.name: Target(gpu.name, str(gpu.address)) for gpu in gpus}
+        instances = {name_of(gpu, part): part.gpu_instance for gpu in gpus for part in gpu.partitions}
         for name in names:
             parent = next((gpu for gpu in gpus if name.startswith(f"{gpu.name}-")), None)
             if name not in found and parent is not None:
-                found[name] = Target(name, str(parent.address), partition=True, inherits=_is_mig(name))
+                found[name] = Target(
+                    name, str(parent.address), instances.get(name), partition=True, inherits=_is_mig(name)
+                )
         for record in self._records():
             for device in record.devices:
                 part = device.partition

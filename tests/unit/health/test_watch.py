@@ -11,7 +11,8 @@ from driver.health.verdicts import Status, Verdict
 from driver.health.xids import Severity
 from driver.later import Later
 from driver.metrics import Deferred, Metrics
-from driver.model import GpuState, NodeInventory, Placement
+from driver.model import GpuState, MigPartition, NodeInventory, Placement
+from driver.names import name_of
 from driver.prepare import ClaimRecord, ClaimRef, DeviceRecord, Phase
 from driver.prepare.partition import Origin, PartitionRecord
 from driver.settings import Settings
@@ -223,6 +224,20 @@ def test_partitions_of_claims_are_judged_by_their_instance(room: Room) -> None:
     room.xid(79)
     room.look()
     assert room.said()[two] is HealthStatus.UNHEALTHY
+
+
+@pytest.mark.bug("B107")
+def test_partitions_that_no_claim_has_are_judged_by_the_instance_that_they_stand_on(room: Room) -> None:
+    one, two = (MigPartition(f"MIG-{n}", 3 + n, 0, 19, "1g.10gb", Placement(n, 1)) for n in (0, 1))
+    divided = room.bench.gpu(partitions=(one, two))
+    names = [name_of(divided, part) for part in (one, two)]
+    room.watch.shown(NodeInventory("580.1", (13, 0), "13", (divided, room.gpus[1])))
+    room.publish(*names)
+    room.look()
+    room.xid(74, gi=3)
+    assert list(room.watch.taints()) == [names[0]]
+    room.look()
+    assert [room.said()[name] for name in names] == [HealthStatus.UNHEALTHY, HealthStatus.HEALTHY]
 
 
 def test_a_gpu_that_left_the_bus_is_tainted_and_unhealthy(room: Room) -> None:
