@@ -299,7 +299,7 @@ def test_a_claim_whose_gpu_was_ill_before_the_reboot_is_told_that_it_is_well(roo
 
 
 def test_a_gpu_that_is_still_ill_in_the_next_agent_is_told_as_ill_and_later_as_well(tmp_path: Path, bench: Any) -> None:
-    room = Room(tmp_path, bench, health_recovery_seconds=0.001)
+    room = Room(tmp_path, bench, health_recovery_seconds=0.000001)
     room.claim()
     room.look()
     room.look(recovery_action=1)
