@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from driver.later import Later
 from driver.metrics import Deferred, Metrics
-from driver.model import Gpu, NodeInventory, Placement, Problem
+from driver.model import Gpu, GpuState, NodeInventory, Placement, Problem
 from driver.names import DeviceName
 from driver.prepare import ClaimError, ClaimRecord, ClaimRef, Origin, PatientPreparer, Phase, is_remnant
 from driver.publish import PoolDocument
@@ -71,6 +71,21 @@ def with_owners(inventory: NodeInventory, own: Collection[OwnPartition]) -> Node
         return replace(gpu, partitions=tuple(replace(one, managed=True) if ours else one for one, ours in pairs))
 
     return replace(inventory, gpus=tuple(marked(gpu) if gpu.partitions else gpu for gpu in inventory.gpus))
+
+
+def without_handed_over(inventory: NodeInventory, records: Iterable[ClaimRecord]) -> NodeInventory:
+    """The inventory with the GPUs that claims have for virtual machines, or are about to get, as no driver of NVIDIA's
+    knows them any more: a reading from before that would have them asked about, and taken for lost."""
+    taken = {device.address for record in records for device in record.devices if kind_of(device.device) == "vfio"}
+    if not taken:
+        return inventory
+
+    def seen(gpu: Gpu) -> Gpu:
+        if str(gpu.address) not in taken or gpu.state is not GpuState.READY:
+            return gpu
+        return replace(gpu, state=GpuState.UNBOUND, driver="vfio-pci", reason="a claim has it for a virtual machine")
+
+    return replace(inventory, gpus=tuple(seen(gpu) for gpu in inventory.gpus))
 
 
 def kind_of(device: str) -> str:

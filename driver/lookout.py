@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from driver.bridge import AgentObserver, count_prepared, device_statuses
+from driver.bridge import AgentObserver, count_prepared, device_statuses, without_handed_over
 from driver.later import Later
 from driver.metrics import Deferred, Metrics
 from driver.model import GpuState, NodeInventory
@@ -209,7 +209,10 @@ class Lookout:
 
         def newest() -> tuple[NodeInventory | None, str | None]:
             view = discovery.view
-            return view.inventory, view.unavailable
+            inventory = view.inventory
+            if inventory is not None:
+                inventory = without_handed_over(inventory, self._agent.records())
+            return inventory, view.unavailable
 
         self._watching = Watching(
             watch,

@@ -64,6 +64,29 @@ def test_a_gpu_goes_to_a_machine_and_is_offered_to_others_again_when_it_is_back(
     assert scene.specs() == []
 
 
+@pytest.mark.bug("B65")
+def test_a_gpu_that_is_handed_over_is_not_taken_for_lost_by_a_look_that_comes_before_the_next_reading(
+    tmp_path: Path,
+) -> None:
+    with open_scene(tmp_path, "h100-nvl") as scene:
+        scene.node.nvidia_smi("-mig", "0")  # its capture was taken with the mode on
+        scene.program = ("-m", "tests.support.kernelagent")
+        scene.start(passthrough_devices="*", health_seconds=0.01)
+        scene.registered()
+        scene.until(lambda: scene.logged("events are watched"), "events")
+        vfio = named(scene, "-vfio")
+        gpu = vfio.removesuffix("-vfio")
+        for number in range(4):
+            given(scene, f"vm-{number}", vfio)
+            scene.prepare(f"vm-{number}")
+            scene.until(lambda: gpu not in [one["name"] for one in scene.devices()], "the machine's GPU")
+            scene.unprepare(f"vm-{number}")
+            scene.until(lambda: gpu in [one["name"] for one in scene.devices()], "everybody's GPU")
+        scene.until(lambda: len(scene.devices()) == 4, "all devices")
+        assert [entry["message"] for entry in scene.logged("GPU_IS_LOST")] == []
+        assert not any("taints" in one for one in scene.devices())
+
+
 def test_claims_of_other_gpus_wait_for_nvml_while_gpus_are_handed_over_and_none_fails(scene: Scene) -> None:
     """NVML holds every GPU open, so the agent lets go of it for the hand-over: those who need it then are not told."""
     names = [device["name"] for device in scene.devices()]

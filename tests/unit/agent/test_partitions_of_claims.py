@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver.bridge import (
     count_prepared,
@@ -15,6 +16,7 @@ from driver.bridge import (
     resources,
     with_other_hardware,
     with_owners,
+    without_handed_over,
 )
 from driver.metrics import Deferred
 from driver.model import Gpu, GpuState, MigMode, MigPartition, NodeInventory, PciAddress, Placement
@@ -89,6 +91,20 @@ def test_what_is_left_of_a_claim_on_a_lost_gpu_is_neither_counted_nor_told() -> 
     count_prepared([left], metrics)
     metrics.attach(Seen())  # type: ignore[arg-type]
     assert told == {"gpudra_prepared_claims": 0, "gpudra_prepared_devices": 0}
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_gpu_that_a_virtual_machine_has_is_nobody_of_nvidias_to_be_asked_about(phase: Phase) -> None:
+    inventory = divided(0, 4)
+    gpu, other = inventory.gpus
+    claim = ClaimRecord(ClaimRef("ns", "vm", "u2"), phase, (device(f"{gpu.name}-vfio"),))
+    seen, beside = without_handed_over(inventory, [claim]).gpus
+    assert (seen.state, seen.driver) == (GpuState.UNBOUND, "vfio-pci")
+    assert (seen.name, beside) == (gpu.name, other)
+    whole = ClaimRecord(ClaimRef("ns", "w", "u3"), phase, (device(gpu.name),))
+    assert without_handed_over(inventory, [whole]) is inventory
+    lost = replace(inventory, gpus=(replace(gpu, state=GpuState.LOST), other))
+    assert without_handed_over(lost, [claim]) == lost, "what was found out of it stays"
 
 
 def test_kinds_are_told_by_the_name() -> None:
