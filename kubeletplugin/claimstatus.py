@@ -4,6 +4,10 @@ Server-side apply, one field manager for the driver: its own entries are replace
 touched, and an instance goes on with what the one before it said. Nobody waits for this: a pod does not start later
 because its claim's status cannot be written. The newest word about a claim counts, older ones that were not written
 yet are forgotten.
+
+An API server that applies writes the whole object anew, with the keys of opaque configuration in alphabetical order;
+where the claim has them in another, it takes that for a change of the allocation and refuses (1.34 to 1.37). A merge
+patch leaves their order, so it takes the place of the apply there. Neither leaves white space between them.
 """
 
 from __future__ import annotations
@@ -104,9 +108,12 @@ class ClaimStatusWriter:
     def _write(self, uid: str, word: Word) -> None:
         ref, devices = word
         try:
-            self._client.apply(
-                f"{claim_path(ref)}/status", document(self._driver_name, ref, devices), field_manager=self._driver_name
-            )
+            try:
+                self._apply(ref, devices)
+            except ApiError as error:
+                if not _is_reordering(error):
+                    raise
+                self._merge(ref, devices)
         except ApiError as error:
             self._failed(uid, word, _explain(error, self._driver_name), error)
         except (ApiUnreachableError, CredentialsError) as error:
@@ -116,6 +123,27 @@ class ClaimStatusWriter:
             self._failed(uid, word, f"{type(error).__name__}: {error}", None)
         else:
             self._done(uid, word)
+
+    def _apply(self, ref: ClaimRef, devices: Sequence[DeviceStatus]) -> None:
+        body = document(self._driver_name, ref, devices)
+        self._client.apply(f"{claim_path(ref)}/status", body, field_manager=self._driver_name)
+
+    def _merge(self, ref: ClaimRef, devices: Sequence[DeviceStatus]) -> None:
+        """The same by a merge patch, which replaces the list as a whole: others' entries are repeated as they are, and
+        a claim that has changed meanwhile (409) is tried again later."""
+        claim = self._client.get(claim_path(ref))
+        if is_said(self._driver_name, claim, devices):
+            return
+        others = [one for one in claim["status"].get("devices") or () if one.get("driver") != self._driver_name]
+        ours = [_entry(self._driver_name, device) for device in devices]
+        version = claim["metadata"]["resourceVersion"]
+        self._client.request(
+            "PATCH",
+            f"{claim_path(ref)}/status",
+            query={"fieldManager": self._driver_name},
+            body={"metadata": {"uid": ref.uid, "resourceVersion": version}, "status": {"devices": [*others, *ours]}},
+            content_type="application/merge-patch+json",
+        )
 
     def _failed(self, uid: str, word: Word, message: str, error: ApiError | None) -> None:
         status = error.status if error is not None else None
@@ -180,7 +208,18 @@ def _is_forbidden(error: ApiError) -> bool:
     return error.status == 403 or (error.status == 422 and "resourceclaims/driver" in error.message)
 
 
+def _is_reordering(error: ApiError) -> bool:
+    """Whether the server has read something else than it has stored, and calls that a change of the allocation."""
+    return error.status == 422 and "status.allocation" in error.message
+
+
 def _explain(error: ApiError, driver_name: str) -> str:
+    if _is_reordering(error):
+        return (
+            "the API server takes the white space in the claim's opaque configuration for a change of its allocation,"
+            " whoever writes the status; whoever makes the claim must write the configuration's JSON without white"
+            f" space, as kubectl does ({error.message})"
+        )
     if not _is_forbidden(error):
         return error.message
     return (

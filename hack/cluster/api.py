@@ -69,7 +69,7 @@ class Api:
         response = self._pool.request(
             method,
             self._server + where + (f"?{urlencode(query)}" if query else ""),
-            body=None if body is None else json.dumps(body).encode(),
+            body=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
             headers={**self._pool.headers, "Content-Type": content},
             timeout=urllib3.Timeout(30),
         )

@@ -21,6 +21,11 @@ from kubeletplugin.client import KubeClient
 
 CONTROL_PLANE = "net.example.com"
 GROUP = "resource.k8s.io"
+SORTED: dict[str, object] = {
+    "apiVersion": "resource.nvidia.com/v1beta1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}},
+}
 
 
 def allocated(namespace: Namespace, name: str, driver: str, node: str) -> ClaimRef:
@@ -50,8 +55,12 @@ def speaking(client: KubeClient, driver: str) -> Iterator[tuple[ClaimStatusWrite
         writer.stop()
 
 
-def test_the_agent_says_which_hardware_a_claim_got(agent: Agent, api: Api, namespace: Namespace) -> None:
-    namespace.claim("one")
+@pytest.mark.parametrize("parameters", [None, SORTED, dict(reversed(SORTED.items()))], ids=["none", "a to z", "z to a"])
+def test_the_agent_says_which_hardware_a_claim_got(
+    agent: Agent, api: Api, namespace: Namespace, parameters: dict[str, object] | None
+) -> None:
+    """Whatever order the keys of its configuration stand in: an apply would put them in the alphabet's."""
+    namespace.claim("one", parameters=parameters)
     namespace.pod("p", claim="one")
     namespace.running("p")
 

@@ -157,6 +157,59 @@ def test_a_missing_permission_says_what_to_add_and_is_not_asked_for_again_soon(
     assert f"resourceclaims/driver with the resource name {DRIVER}" in message
 
 
+REORDERED = (
+    'ResourceClaim.resource.k8s.io "claim" is invalid: status.allocation: Invalid value: null: field cannot be '
+    "modified once set"
+)
+"""What kube-apiserver 1.34 to 1.37 answer to an apply where opaque configuration has its keys in another order than the
+alphabet's, and to whatever is written where it has white space between them."""
+
+
+def test_where_an_apply_would_put_the_keys_of_configuration_in_order_a_patch_leaves_them(bench: Bench) -> None:
+    ref = bench.claim("claim", "other.example.com")
+    theirs = {"driver": "other.example.com", "pool": "pool", "device": "eth1", "data": {"n": 1}}
+    body = document("other.example.com", ref, [DeviceStatus("pool", "eth1", data={"n": 1})])
+    bench.client.apply(f"{CLAIMS}/claim/status", body, field_manager="other.example.com")
+    for devices, mine in (([ETH1], ["eth1"]), ([ETH1], ["eth1"]), ([], [])):
+        bench.server.faults.fail(422, "Invalid", message=REORDERED, methods=("PATCH",))
+        bench.writer.report(ref, devices)
+        assert bench.writer.settled(10)
+        assert [one for one in bench.stored() if one["driver"] != DRIVER] == [theirs]
+        assert [one["device"] for one in bench.stored() if one["driver"] == DRIVER] == mine
+    assert bench.failures == []
+
+
+def test_a_patch_that_met_another_change_is_tried_again(bench: Bench) -> None:
+    ref = bench.claim()
+    bench.server.faults.fail(422, "Invalid", message=REORDERED, methods=("PATCH",))
+    bench.server.faults.fail(409, "Conflict", message="the object has been modified", methods=("PATCH",))
+    bench.writer.report(ref, [ETH1])
+    assert bench.writer.settled(10)
+    assert bench.stored() == [entry("eth1", data=ETH1.data)]
+    assert [again for _message, again in bench.failures] == [True]
+
+
+def test_a_patch_leaves_another_claim_of_that_name_alone(bench: Bench) -> None:
+    first = bench.claim()
+    bench.client.delete(f"{CLAIMS}/claim")
+    bench.claim()
+    bench.server.faults.fail(422, "Invalid", message=REORDERED, methods=("PATCH",))
+    bench.writer.report(first, [ETH1])
+    assert bench.writer.settled(10)
+    assert bench.stored() == []
+    assert not bench.failures[-1][1]
+
+
+def test_configuration_with_white_space_is_named_as_the_reason_and_no_end_of_attempts(bench: Bench) -> None:
+    bench.server.faults.fail(422, "Invalid", message=REORDERED, methods=("PATCH",), times=None)
+    bench.writer.report(bench.claim(), [ETH1])
+    assert bench.writer.settled(10)
+    ((message, again),) = bench.failures
+    assert "takes the white space in the claim's opaque configuration for a change" in message
+    assert "must write the configuration's JSON without white space" in message
+    assert not again
+
+
 def test_stopping_does_not_wait_for_what_cannot_be_written(bench: Bench) -> None:
     bench.server.faults.fail(503, "ServiceUnavailable", methods=("PATCH",), times=None, retry_after=100)
     bench.writer.report(bench.claim(), [ETH1])
