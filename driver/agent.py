@@ -21,25 +21,21 @@ from driver import ahead
 from driver.bridge import (
     AgentObserver,
     ClaimHandler,
-    count_prepared,
-    device_statuses,
-    held_claims,
-    metadata_problems,
     own_partitions,
     resources,
-    with_other_hardware,
     with_owners,
 )
 from driver.discovery import Discovery, View
 from driver.lacks import Lacks
 from driver.later import Later
-from driver.lookout import Lookout, Surroundings, claim_ref
+from driver.lookout import Lookout, Surroundings
 from driver.making import connect, make_preparer
 from driver.metrics import Deferred, Metrics
-from driver.model import GpuState, MigSupport, NodeInventory, Problem
+from driver.model import GpuState, MigSupport, NodeInventory
 from driver.offering import Offering
 from driver.prepare import PatientPreparer, read_boot_id
 from driver.publish import DeviceOrder, PoolDocument, build_pool, pool_name
+from driver.recovering import Recovering
 from driver.settings import Settings, listed
 from kubeletplugin import api
 from kubeletplugin.plugin import Plugin
@@ -50,7 +46,6 @@ if TYPE_CHECKING:
 
     from driver.journal.scribe import Scribe
     from driver.node import NodeReader
-    from driver.prepare import ClaimRef, Recovery
     from driver.shapekeeper import ShapeKeeper
     from native.nvml.session import NvmlSession
     from native.uevents import UeventWatcher
@@ -88,7 +83,7 @@ class Agent:
             self._changed,
             rescan_seconds=settings.rescan_seconds,
             retry_seconds=settings.driver_retry_seconds,
-            looked=self._recover,
+            looked=self._looked,
             measured=self._measured,
         )
         self._offering = Offering(settings, self._discovery.inventory, self._let_go)
@@ -104,7 +99,16 @@ class Agent:
         self._patient = PatientPreparer(self._preparer, settings.prepare_wait_seconds)
         self._lookout = self._make_lookout()
         self._plugin = self._make_plugin()
-        self._known_problems: frozenset[Problem] = frozenset()
+        self._recovering = Recovering(
+            self._preparer,
+            self._patient,
+            self._plugin,
+            self._lookout,
+            self._offering,
+            self._observer,
+            self._scribe,
+            self._metrics,
+        )
         self._lacks = Lacks()
         self._reader: NodeReader | None = None
         self._shapes = self._make_shape_keeper()
@@ -119,7 +123,7 @@ class Agent:
         sys.setswitchinterval(0.001)
         if not self._alone(stop):
             return 0
-        self._recover()
+        self._recovering.recover()
         self._offering.resume(self._preparer.prepared())
         try:
             self._plugin.start()
@@ -257,6 +261,9 @@ class Agent:
         reader = self._reader
         return None if reader is None else reader.session
 
+    def _looked(self) -> None:
+        self._recovering.recover()
+
     def _measured(self, seconds: float, failure: str | None) -> None:
         if failure:
             self._observer.heard.set()
@@ -393,47 +400,6 @@ class Agent:
 
         if not is_said(self._settings.driver_name, claim.document, devices):
             self._plugin.report_status(claim.ref, devices)
-
-    def _recover(self) -> None:
-        before = self._preparer.prepared()
-        report = self._preparer.recover()
-        restored = self._plugin.restore_metadata(lambda: held_claims(self._preparer.prepared(), self._lookout.metadata))
-        problems = self._say_problems(report, metadata_problems(restored))
-        for done, text in (
-            (report.undone, "undid what was under way"),
-            (report.remade, "made CDI specifications again"),
-            (restored.remade, "made the metadata of claims again"),
-            (report.orphans, "removed CDI specifications of claims that nobody knows"),
-        ):
-            if done:
-                log.info(text, extra={"claims": done})
-        if report.loaded:
-            self._offering.recovered(self._preparer.prepared)
-            self._plugin.sweep_metadata(lambda: {record.ref.uid for record in self._preparer.prepared()})
-        found = {"undone": report.undone, "remade": report.remade, "orphan": report.orphans}
-        self._scribe.tell(lambda scribe: scribe.recovered(found, report.records, problems))
-        if report.loaded:
-            self._scribe.tell(lambda scribe: scribe.claims())
-        count_prepared(self._preparer.prepared(), self._metrics)
-        if restarts := self._offering.new_restarts():
-            self._metrics.tell(lambda m: m.add("gpudra_mps_daemon_restarts_total", restarts))
-        for record in with_other_hardware(before, self._preparer.prepared()):
-            self._plugin.report_status(claim_ref(record.ref), device_statuses(record, self._lookout.condition))
-        self._patient.changed()
-
-    def _say_problems(self, report: Recovery, unrestored: Mapping[Problem, ClaimRef]) -> list[Problem]:
-        """Say what is wrong with the claims, each once; gives what is new."""
-        found = (*report.problems, *unrestored)
-        new = [problem for problem in found if problem not in self._known_problems]
-        self._known_problems = frozenset(found)
-        lost = ((ref, "DeviceLost", problem) for ref, problem in report.broken())
-        unmade = ((ref, "MetadataFailed", problem) for problem, ref in unrestored.items())
-        for problem in new:
-            log.warning("%s: %s", problem.subject, problem.message)
-        for ref, reason, problem in (*lost, *unmade):
-            if problem in new:
-                self._observer.claim_event(ref, "Warning", reason, problem.message)
-        return new
 
 
 def _host_and_port(address: str, port: int) -> str | None:
