@@ -4,7 +4,8 @@ A pool or a cache grows until it is full, at the beginning of a life; a leak gro
 So the first half of a life says nothing, and what has grown in its second half must have grown in both halves of that.
 Each figure is taken at the same moment of a node's life (no claims, nothing wrong), which leaves little beside the
 trend, and the trend is the median of the slopes between all pairs of samples (Theil and Sen), which a few that are far
-off do not move.
+off do not move. What swings between two states has a trend by chance now and then: so each of the last samples must be
+above each of the first, too.
 
 The memory is that of the heap in use, not the process's resident size: what malloc keeps for later, in an arena for
 each of many threads, is megabytes that come and go.
@@ -65,7 +66,9 @@ def _leak(name: str, limit: float, samples: Sequence[Sample]) -> str | None:
     if half < MIN_SAMPLES // 2:
         return None
     slopes = [slope(points), slope(points[: half + 1]), slope(points[half:])]
-    if min(slopes) < limit:
+    third = max(1, len(points) // 3)
+    apart = min(value for _at, value in points[-third:]) > max(value for _at, value in points[:third])
+    if min(slopes) < limit or not apart:
         return None
     each = " and ".join(f"{one:.2f}" for one in slopes[1:])
     first, last = points[0], points[-1]

@@ -54,6 +54,13 @@ def test_noise_alone_is_no_leak() -> None:
     assert leaks(life(lambda _at: 0)) == []
 
 
+def test_what_swings_between_two_states_is_no_leak_whatever_trend_it_seems_to_have() -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        swings = [chance.choice((0, 700)) for _ in range(LIFE + 1)]
+        assert leaks(life(lambda at, swings=swings: swings[at])) == [], seed  # type: ignore[misc] # a default
+
+
 def test_a_life_that_was_short_says_nothing() -> None:
     assert leaks(life(lambda at: 100 * at, MIN_EVENTS - 1)) == []
     assert leaks(life(lambda at: 100 * at, every=200)) == [], "too few samples"
