@@ -2,52 +2,27 @@
 
 A CPU without work halts, and a virtual one goes back to its host; each hand-over between threads or processes then
 costs the way back, 50 to 100 µs, several times in one call. A node that runs pods hardly ever has such CPUs, a machine
-that does nothing but this measurement always. Here a process of the lowest class (``SCHED_IDLE``, sched(7)) turns on
-each CPU: whatever else becomes runnable takes its place at once.
+that does nothing but this measurement always. The kernel lets a program forbid it for as long as it holds a file open
+(power management's quality of service, Documentation/power/pm_qos_interface.rst), as ``tuned`` does with its profiles
+for low latency.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-_TURN = """
-import os, sys
-parent = os.getppid()
-os.sched_setaffinity(0, {int(sys.argv[1])})
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-print("turning", flush=True)
-while os.getppid() == parent:
-    for _ in range(100_000):
-        pass
-"""
-"""Ends by itself when whoever measures is gone, also by SIGKILL."""
+LATENCY = Path("/dev/cpu_dma_latency")
 
 
 @contextlib.contextmanager
-def cpus_awake() -> Iterator[tuple[int, ...]]:
-    """Keep every CPU that this process may use awake; gives the processes' ids.
+def cpus_awake(latency: Path = LATENCY) -> Iterator[None]:
+    """Keep every CPU from sleeping.
 
     Raises:
-        OSError: the kernel does not let a process have this class or CPU.
+        OSError: the kernel has no such file, or it may not be written.
     """
-    turning: list[subprocess.Popen[str]] = []
-    try:
-        for cpu in sorted(os.sched_getaffinity(0)):
-            command = [sys.executable, "-I", "-S", "-c", _TURN, str(cpu)]
-            turning.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        for process in turning:
-            assert process.stdout is not None
-            if process.stdout.readline() != "turning\n":
-                raise OSError(f"process {process.pid} that was to keep a CPU awake has ended; see above")
-        yield tuple(process.pid for process in turning)
-    finally:
-        for process in turning:
-            process.kill()
-        for process in turning:
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+    with latency.open("wb", buffering=0) as file:
+        file.write((0).to_bytes(4, "little"))  # microseconds that waking up may take
+        yield
