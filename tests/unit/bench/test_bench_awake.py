@@ -12,7 +12,7 @@ from tests.bench.awake import cpus_awake
 
 def held(path: Path) -> bool:
     """Whether this process has the file open."""
-    return any(os.path.realpath(f"/proc/self/fd/{fd}") == str(path) for fd in os.listdir("/proc/self/fd"))
+    return any(os.path.realpath(fd) == str(path) for fd in Path("/proc/self/fd").iterdir())
 
 
 def test_no_time_to_wake_up_is_allowed_for_as_long_as_the_file_is_held(tmp_path: Path) -> None:
