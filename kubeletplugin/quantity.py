@@ -9,9 +9,8 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from dataclasses import dataclass
 from fractions import Fraction
-
-import msgspec
 
 _SYNTAX = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?P<point>\.(?P<part>[0-9]*))?(?P<suffix>[A-Za-z]*(?:[+-]?[0-9]+)?)"
@@ -43,7 +42,8 @@ class Form(enum.Enum):
 
 
 @functools.total_ordering
-class Quantity(msgspec.Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantity:
     """An exact number and the form it was written in. Compares and hashes by number alone: 1Gi == 1024Mi."""
 
     value: Fraction

@@ -16,6 +16,9 @@ from driver.health.store import HealthStore
 from driver.idle import Stored, Use, read_book
 from driver.inventory.filters import Selector, parse_selectors, parse_shares
 from driver.journal import reader, records, state, telling
+from driver.prepare.errors import ClaimError
+from driver.prepare.sharing import DEBTS_FILE
+from driver.prepare.sharing.debts import Debt, Debts, Setting
 from tests.fuzz.engine import Target
 from tests.fuzz.fuzztools import as_text, written
 
@@ -106,6 +109,14 @@ def _variables(data: bytes, _folder: Path) -> None:
     settings.load({"node_name": "node-a"}, {settings.ENVIRONMENT_PREFIX + name.upper(): value})
 
 
+def _debts(data: bytes, folder: Path) -> None:
+    owed = Debts(written(folder, DEBTS_FILE, data), lambda: _BOOT)
+    for debt in owed.all():
+        owed.drop(debt)
+    owed.add(Debt("GPU-1", "0000:1b:00.0", Setting.TIME_SLICE, former="0", given="3"))
+    assert Debts(owed.path, lambda: _BOOT).find("GPU-1", Setting.TIME_SLICE) is not None
+
+
 TARGETS = (
     Target("journal line", _line, (records.LineError,), _LINES, ("driver.journal.records:decode",)),
     Target("journal file", _journal, (), [b"".join(_LINES)], ("driver.journal.reader:read",)),
@@ -115,6 +126,15 @@ TARGETS = (
         (telling.QueryError,),
         [b"2026-01-31T12:00:00Z", b"30m", b"3d"],
         ("driver.journal.telling:parse_time",),
+    ),
+    Target(
+        "what is owed to GPUs",
+        _debts,
+        (ClaimError,),
+        [
+            b'{"debts":[{"uuid":"G","address":"a","setting":"timeSlice","former":"0","given":"3","bootID":"b"}]}',
+            b'{"debts":[{"uuid":"GPU-0","address":"a","setting":"later","bootID":"b"},{"bootID":"c"}]}',
+        ],
     ),
     Target("health state", _keeper, (ValueError,), [_HEALTH], ("driver.health.keeper:Keeper.load",)),
     Target("health file", _health, (), [_HEALTH], ("driver.health.store:HealthStore.load",)),

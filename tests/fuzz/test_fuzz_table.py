@@ -19,8 +19,10 @@ NOT_FROM_OUTSIDE = {
     "driver.cli.documents:read_documents": "options; the text goes through driver.analysis.documents",
     "driver.cli.node:read_node": "options; the node is read by driver.node",
     "driver.node:NodeReader.read": "joins native.sysfs, which is a target, and NVML, whose values are",
+    "driver.prepare.sharing.modes:GpuModes.read": "asks native.smi, whose reading of nvidia-smi's words is a target",
     "kubeletplugin.client:KubeClient.from_kubeconfig": "opens what kubeletplugin.kubeconfig, a target, has read",
     "kubeletplugin.client:KubeClient.from_pod": "opens what kubeletplugin.credentials, a target, has read",
+    "kubeletplugin.publicfiles:read_file": "gives bytes; kubeletplugin.metadata, a target, reads them",
 }
 PACKAGES = ("driver", "kubeletplugin", "native")
 LEFT_OUT = ("testing", "proto", "csrc")

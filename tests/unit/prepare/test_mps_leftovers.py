@@ -34,6 +34,9 @@ def run(tmp_path: Path) -> Iterator[Callable[[str, Path], subprocess.Popen[bytes
             shutil.copy("/bin/sleep", program)
         process = subprocess.Popen([program, "600"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe)})
         running.append(process)
+        # The kernel closes the pipe by which Popen learns of the new program before /proc tells of the program.
+        while Path(f"/proc/{process.pid}/cmdline").read_bytes() != os.fsencode(program) + b"\x00600\0":
+            assert process.poll() is None
         return process
 
     yield start
