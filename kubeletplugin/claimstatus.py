@@ -35,6 +35,9 @@ FORBIDDEN_RETRY = 600.0
 _POINTLESS = frozenset({400, 404, 413, 422})
 """The claim is gone, is another one by now, or has no such device any more: the word has no place to go."""
 
+_SHOWN = 200
+"""Characters of an error in which older servers repeat the whole allocation, byte for byte in numbers."""
+
 Word = tuple[ClaimRef, tuple[DeviceStatus, ...]]
 
 
@@ -218,7 +221,7 @@ def _explain(error: ApiError, driver_name: str) -> str:
         return (
             "the API server takes the white space in the claim's opaque configuration for a change of its allocation,"
             " whoever writes the status; whoever makes the claim must write the configuration's JSON without white"
-            f" space, as kubectl does ({error.message})"
+            f" space, as kubectl does ({error.message[:_SHOWN]})"
         )
     if not _is_forbidden(error):
         return error.message
