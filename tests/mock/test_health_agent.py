@@ -129,7 +129,9 @@ def test_a_gpu_that_leaves_the_bus_under_a_claim_stays_in_view_and_comes_back(sc
     scene.until(lambda: state(scene).devices[device].get("state") == "ready", "the journal's word about its return")
     told = [(one.data["before"], one.data["after"]) for one in records(scene, "device.state") if one.device == device]
     assert told[0] == (None, "ready")
-    assert (None, "ready") in told[1:] or ("lost", "ready") in told[1:]
+    # A reading in the middle of it may find the GPU on one side of the machine and not on the other.
+    assert len(told) > 1
+    assert told[-1] in [(None, "ready"), ("lost", "ready"), ("unreadable", "ready")]
 
 
 @pytest.mark.bug("B104")
