@@ -117,11 +117,13 @@ def events(scene: Scene, reason: str) -> list[dict[str, Any]]:
 
 @pytest.mark.bug("B11")
 def test_a_gpu_that_leaves_the_bus_under_a_claim_stays_in_view_and_comes_back(scene: Scene) -> None:
-    running(scene, rescan_seconds=0.2)
+    # A reading in the middle of it may find the GPU on one side of the machine and not on the other, for a moment.
+    running(scene, rescan_seconds=0.2, health_recovery_seconds=0.5)
     device, address = hold(scene, "held")
     uuid = {one["name"]: one["attributes"]["uuid"] for one in scene.devices()}[device]
     scene.node.unplug(address)
-    scene.until(lambda: taints(scene) == {device: ["gpu-lost=:NoSchedule"]}, "the taint")
+    scene.until(lambda: "gpu-lost=:NoSchedule" in taints(scene).get(device, ()), "the taint")
+    assert taints(scene).keys() == {device}
     assert {one["name"]: one["attributes"]["uuid"] for one in scene.devices()}[device] == uuid
     scene.until(lambda: state(scene).devices.get(device, {}).get("health") == "unhealthy", "the journal's word")
     scene.node.plug(address)
@@ -129,7 +131,6 @@ def test_a_gpu_that_leaves_the_bus_under_a_claim_stays_in_view_and_comes_back(sc
     scene.until(lambda: state(scene).devices[device].get("state") == "ready", "the journal's word about its return")
     told = [(one.data["before"], one.data["after"]) for one in records(scene, "device.state") if one.device == device]
     assert told[0] == (None, "ready")
-    # A reading in the middle of it may find the GPU on one side of the machine and not on the other.
     assert len(told) > 1
     assert told[-1] in [(None, "ready"), ("lost", "ready"), ("unreadable", "ready")]
 
