@@ -140,8 +140,16 @@ class ClaimHandler:
         """Make the devices of each claim ready."""
         began = time.monotonic()
         consumers = {claim.ref.uid: consumers_of(claim.document) for claim in claims}
+        before = {record.ref.uid: record.boot_id for record in self._preparer.prepared() if record.trusted}
         self._begin([_ref(claim.ref) for claim in claims], "prepare", consumers)
         answers = self._preparer.prepare({claim.ref.uid: claim.document for claim in claims})
+        self._remade(
+            {
+                uid: before[uid]
+                for uid, answer in answers.items()
+                if uid in before and not isinstance(answer, ClaimError)
+            }
+        )
         results: dict[str, api.PrepareResult] = {}
         for claim in claims:
             answer = answers[claim.ref.uid]
@@ -158,6 +166,13 @@ class ClaimHandler:
         self._ended([claim.ref.uid for claim in claims], began)
         self._tell([claim for claim in claims if not isinstance(results[claim.ref.uid], api.PrepareError)])
         return results
+
+    def _remade(self, before: Mapping[str, str | None]) -> None:
+        """Put down which claims were made again: of an earlier boot, and asked for before the agent came to them."""
+        records = {record.ref.uid: record for record in self._preparer.prepared()}
+        remade = [uid for uid, boot in before.items() if uid in records and records[uid].boot_id != boot]
+        if remade:
+            self._scribe.tell(lambda scribe: scribe.recovered({"remade": remade}, records))
 
     def _tell(self, prepared: Sequence[api.Claim]) -> None:
         """The API server forgets it with the allocation, so nothing has to be said when a claim is unprepared."""

@@ -174,3 +174,20 @@ def test_the_plan_of_the_page_has_every_step_that_there_is() -> None:
     assert names[0] == "hardware"
     assert names[-1] == "spec"
     assert {"mig", "share", "mps", "timeSlice", "sharingRules", "vfio"} <= set(names)
+
+
+@pytest.mark.parametrize("kubelet_first", [True, False])
+def test_a_claim_that_is_made_again_after_a_reboot_is_told_whoever_comes_to_it_first(
+    folder: Any, tmp_path: Path, *, kubelet_first: bool
+) -> None:
+    agent = Agent(tmp_path / "node", folder.journal)
+    agent.prepare()
+    agent.node.reboot()
+    agent.begin_again()
+    known = len(folder.records())
+    first, second = (agent.prepare, agent.recover) if kubelet_first else (agent.recover, agent.prepare)
+    for act in (first, second, agent.prepare):  # a repeated Prepare is no news
+        act()
+    assert agent.journal.settled(WAIT)
+    told = [(one.kind, one.claim.name, one.data) for one in folder.records()[known:] if one.kind.startswith("claim.")]
+    assert told == [("claim.recover", "claim-u1", {"outcome": "remade"})]
