@@ -183,7 +183,10 @@ def test_a_claim_that_is_made_again_after_a_reboot_is_told_whoever_comes_to_it_f
     agent = Agent(tmp_path / "node", folder.journal)
     agent.prepare()
     agent.node.reboot()
+    agent.node.ready = False
     agent.begin_again()
+    agent.recover()  # before the first reading of the node, as at each start
+    agent.node.ready = True
     known = len(folder.records())
     first, second = (agent.prepare, agent.recover) if kubelet_first else (agent.recover, agent.prepare)
     for act in (first, second, agent.prepare):  # a repeated Prepare is no news
