@@ -78,6 +78,9 @@ class HealthService:
             streams = list(self._open)
         for stream in streams:
             stream.close()
+
+    def end(self) -> None:
+        """Give the threads up. After the server is stopped: a call that found none would end the server's own."""
         self._pool.shutdown(wait=False)
 
     def _watch(

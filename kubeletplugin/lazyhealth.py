@@ -61,6 +61,13 @@ class LazyHealthService(grpc.GenericRpcHandler):
         if service is not None:
             service.close()
 
+    def end(self) -> None:
+        """Gives the threads up, after the server is stopped."""
+        with self._lock:
+            service = self._service
+        if service is not None:
+            service.end()
+
     def _made(self) -> list[grpc.GenericRpcHandler]:
         with self._lock:
             if self._service is None and not self._closed:

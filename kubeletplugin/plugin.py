@@ -291,6 +291,8 @@ class Plugin:
             endpoint.remove()
         self._calls.close()
         self._probes.close()
+        if self._health is not None:
+            self._health.end()
 
     @property
     def probe_port(self) -> int | None:

@@ -154,6 +154,17 @@ def test_stopping_does_not_wait_for_streams(node: Node) -> None:
         wait_until(lambda: watcher.health(POOL, "eth1").status is UNKNOWN)
 
 
+def test_a_kubelet_that_comes_while_the_plugin_ends_is_sent_away_and_nobody_else_suffers(node: Node) -> None:
+    """A call that found no thread would end the server's own, and the end of the plugin would wait for it in vain."""
+    node.api.add_claim(ref())
+    with node.plugin(health=HealthBoard()) as plugin, node.stub() as dra:
+        service_of(plugin).close()
+        with grpc.insecure_channel(f"unix:{node.dra_socket}") as channel:
+            watch = channel.unary_stream(f"/{V1}/NodeWatchResources")
+            assert list(watch(b"", timeout=10)) == []
+        assert dra.NodePrepareResources(prepare_request(ref()), timeout=10).claims[ref().uid].error == ""
+
+
 @pytest.mark.parametrize(
     ("offered", "known", "picked"),
     [
