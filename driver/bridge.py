@@ -141,15 +141,13 @@ class ClaimHandler:
         began = time.monotonic()
         consumers = {claim.ref.uid: consumers_of(claim.document) for claim in claims}
         before = {record.ref.uid: record.boot_id for record in self._preparer.prepared() if record.trusted}
-        self._begin([_ref(claim.ref) for claim in claims], "prepare", consumers)
+        for claim in claims:
+            if claim.ref.uid not in before:
+                self._began(_ref(claim.ref), "prepare", consumers[claim.ref.uid])
         answers = self._preparer.prepare({claim.ref.uid: claim.document for claim in claims})
-        self._remade(
-            {
-                uid: before[uid]
-                for uid, answer in answers.items()
-                if uid in before and not isinstance(answer, ClaimError)
-            }
-        )
+        again = {uid: before[uid] for uid in answers.keys() & before.keys() if not isinstance(answers[uid], ClaimError)}
+        if again:
+            self._remade(again)
         results: dict[str, api.PrepareResult] = {}
         for claim in claims:
             answer = answers[claim.ref.uid]
@@ -188,7 +186,10 @@ class ClaimHandler:
         """Undo claims."""
         began = time.monotonic()
         refs = [_ref(ref) for ref in claims]
-        self._begin(refs, "unprepare")
+        known = {record.ref.uid for record in self._preparer.prepared()}
+        for ours in refs:
+            if ours.uid in known:
+                self._began(ours, "unprepare")
         answers = self._preparer.unprepare(refs)
         for ref in claims:
             answer = answers[ref.uid]
@@ -200,16 +201,8 @@ class ClaimHandler:
         self._ended([ref.uid for ref in claims], began)
         return {uid: None if answer is None else _error(answer) for uid, answer in answers.items()}
 
-    def _begin(
-        self, refs: Sequence[ClaimRef], operation: str, consumers: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def _began(self, ref: ClaimRef, operation: str, consumers: Sequence[str] = ()) -> None:
         """Put down that work begins; not where there is none, as for a claim that is prepared already."""
-        known = {record.ref.uid for record in self._preparer.prepared() if record.trusted or operation != "prepare"}
-        for ref in refs:
-            if (ref.uid in known) == (operation == "unprepare"):
-                self._began(ref, operation, (consumers or {}).get(ref.uid, ()))
-
-    def _began(self, ref: ClaimRef, operation: str, consumers: Sequence[str]) -> None:
         self._scribe.tell(lambda scribe: scribe.began(ref, operation, consumers))
 
     def _failed(self, ref: ClaimRef, operation: str, error: ClaimError) -> None:

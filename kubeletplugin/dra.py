@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import grpc
 
@@ -123,39 +123,25 @@ class DraServiceV1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
 
 def dra_handlers(service: DraService) -> list[grpc.GenericRpcHandler]:
     """What a server needs to serve both versions."""
-    old = DraServiceV1beta1(service)
-    return [
-        grpc.method_handlers_generic_handler(
-            "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
-            {
-                "NodePrepareResources": grpc.unary_unary_rpc_method_handler(
-                    service.NodePrepareResources,
-                    request_deserializer=dra_v1_pb2.NodePrepareResourcesRequest.FromString,
-                    response_serializer=dra_v1_pb2.NodePrepareResourcesResponse.SerializeToString,
-                ),
-                "NodeUnprepareResources": grpc.unary_unary_rpc_method_handler(
-                    service.NodeUnprepareResources,
-                    request_deserializer=dra_v1_pb2.NodeUnprepareResourcesRequest.FromString,
-                    response_serializer=dra_v1_pb2.NodeUnprepareResourcesResponse.SerializeToString,
-                ),
-            },
-        ),
-        grpc.method_handlers_generic_handler(
-            "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
-            {
-                "NodePrepareResources": grpc.unary_unary_rpc_method_handler(
-                    old.NodePrepareResources,
-                    request_deserializer=dra_v1beta1_pb2.NodePrepareResourcesRequest.FromString,
-                    response_serializer=dra_v1beta1_pb2.NodePrepareResourcesResponse.SerializeToString,
-                ),
-                "NodeUnprepareResources": grpc.unary_unary_rpc_method_handler(
-                    old.NodeUnprepareResources,
-                    request_deserializer=dra_v1beta1_pb2.NodeUnprepareResourcesRequest.FromString,
-                    response_serializer=dra_v1beta1_pb2.NodeUnprepareResourcesResponse.SerializeToString,
-                ),
-            },
-        ),
-    ]
+    handlers = _Handlers()
+    server = cast("grpc.Server", handlers)  # of which the generated code calls no more than the two methods
+    dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(service, server)
+    dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(DraServiceV1beta1(service), server)
+    return handlers.found
+
+
+class _Handlers:
+    """Stands in for the server to which the generated code adds a service."""
+
+    def __init__(self) -> None:
+        self.found: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Keep them."""
+        self.found.extend(handlers)
+
+    def add_registered_method_handlers(self, _service: str, _methods: object) -> None:
+        """Not by name: such calls would not come by the doors (``kubeletplugin.doors``)."""
 
 
 def _refs(claims: Iterable[dra_v1_pb2.Claim]) -> list[ClaimRef]:

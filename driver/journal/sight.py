@@ -51,11 +51,11 @@ def _partitions(before: Mapping[str, str], gpu: Gpu) -> dict[str, str]:
     are as they were. One without a UUID is no news then, for its UUID may be what was not told. A list that changed
     while it was read shows moments that never were; the next one is read at once.
     """
-    if gpu.partitions_known and gpu.mig_settled:
-        return {f"{part.gpu_instance}/{part.compute_instance}": str(part.uuid) for part in gpu.partitions}
     if not gpu.mig_settled:
         return dict(before)
     told = {f"{part.gpu_instance}/{part.compute_instance}": part.uuid for part in gpu.partitions}
+    if gpu.partitions_known:
+        return {instance: str(uuid) for instance, uuid in told.items()}
     return {**before, **{instance: uuid for instance, uuid in told.items() if uuid is not None}}
 
 
