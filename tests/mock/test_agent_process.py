@@ -16,6 +16,7 @@ import pytest
 from kubeletplugin.proto import registration_v1_pb2, registration_v1_pb2_grpc
 from kubeletplugin.testing.kubelet import KubeletError
 from tests.support.agents import CLAIMS, DRIVER, POOL, RESOURCES, Scene, until
+from tests.support.cdispecs import given
 
 
 def running(scene: Scene, **flags: object) -> Scene:
@@ -33,9 +34,7 @@ def test_it_registers_publishes_and_prepares_what_was_allocated(scene: Scene) ->
     assert len(ids) == len(set(ids)) == 4
     (spec,) = scene.specs()
     written = json.loads(spec.read_bytes())
-    *given, record = written["devices"]  # the last one tells the record, and no container is given it
-    assert {f"{written['kind']}={device['name']}" for device in given} == set(ids)
-    assert record["name"].endswith("_record")
+    assert {f"{written['kind']}={device['name']}" for device in given(written)} == set(ids)
     published = {device["name"]: device["attributes"]["uuid"]["string"] for device in scene.devices()}
     assert all(published[name] in json.dumps(written) for name in names)
     assert "NVIDIA_VISIBLE_DEVICES=void" in written["containerEdits"]["env"]

@@ -20,6 +20,7 @@ from native.mock import MockNode
 from native.mock.profile import Failure
 from native.nvml.errors import NvmlReturn
 from tests.support.agents import CLAIMS, DRIVER, NODE, POOL, Scene
+from tests.support.cdispecs import given
 from tests.support.countered import Counted
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -278,8 +279,7 @@ def test_static_partitions_are_seen_as_they_come_and_go(scene: Scene) -> None:
     assert len(scene.prepare("both")) == 2
     (spec,) = scene.specs()
     written = json.loads(spec.read_text())
-    given = written["devices"][:-1]  # the last one tells the record, and no container is given it
-    told = {entry["containerEdits"]["env"][0].partition("=")[2] for entry in given}
+    told = {entry["containerEdits"]["env"][0].partition("=")[2] for entry in given(written)}
     assert told == {device["attributes"]["uuid"]["string"] for device in parts}
     scene.unprepare("both")
     scene.node.nvidia_smi("mig", "-i", address, "-dci")

@@ -13,6 +13,7 @@ from driver.prepare import ClaimError, PatientPreparer, Reason
 from native.mock import MockNode
 from native.mock.profile import Failure
 from native.nvml.errors import NvmlReturn
+from tests.support.cdispecs import given
 from tests.support.mignodes import MigNode, claim
 
 Make = Callable[..., MigNode]
@@ -50,7 +51,7 @@ def make_anew(node: MigNode) -> None:
 
 
 def uuid_of(node: MigNode, uid: str) -> str:
-    device, _record = json.loads(node.spec(uid).read_text())["devices"]
+    (device,) = given(json.loads(node.spec(uid).read_text()))
     return str(device["containerEdits"]["env"][0].partition("=")[2])
 
 

@@ -14,6 +14,7 @@ from driver.prepare.remnant import is_remnant
 from tests.soak import soaktraces
 from tests.soak.soakmodel import LEVELS, Claim
 from tests.support.agents import DRIVER
+from tests.support.cdispecs import given
 
 if TYPE_CHECKING:
     from tests.soak.soakrun import Run
@@ -170,11 +171,10 @@ def _files_give_the_right_hardware(run: Run, prepared: dict[str, Claim]) -> None
     records = run.node.records()
     for uid, claim in prepared.items():
         spec = json.loads(_spec(run, uid).read_text())
-        given = [device for device in spec["devices"] if not device["name"].endswith("_record")]
-        names = {f"{spec['kind']}={device['name']}" for device in given}
+        names = {f"{spec['kind']}={device['name']}" for device in given(spec)}
         assert names == {one for one in claim.ids if "/metadata=" not in one}, f"{claim} has {names} in its file"
         for device in records[uid].devices:
-            assert device.uuid in json.dumps(given), f"{claim}: its file does not speak of {device.uuid}"
+            assert device.uuid in json.dumps(given(spec)), f"{claim}: its file does not speak of {device.uuid}"
             if "-mig-" not in device.device and not device.device.endswith("-vfio"):
                 assert uuids[device.address] == device.uuid, f"{claim} has {device.uuid} at {device.address}"
 

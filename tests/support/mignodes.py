@@ -23,6 +23,7 @@ from driver.prepare.migstep import MigStep
 from native.capabilities import capability_minor
 from native.devnodes import read_node
 from native.mock import MockNode
+from tests.support.cdispecs import given
 
 DRIVER = "gpu.nvidia.com"
 POOL = "node-a/gpu.nvidia.com"
@@ -198,8 +199,7 @@ def listed(node: MigNode, uid: str, folder: Path) -> list[str]:
 def uuids(node: MigNode, uid: str) -> list[str]:
     """Of the claim's devices, as its containers are told."""
     spec = json.loads(node.spec(uid).read_text())
-    given = [device for device in spec["devices"] if not device["name"].endswith("_record")]
-    return [device["containerEdits"]["env"][0].partition("=")[2] for device in given]
+    return [device["containerEdits"]["env"][0].partition("=")[2] for device in given(spec)]
 
 
 Make: TypeAlias = Callable[..., MigNode]

@@ -25,13 +25,6 @@ def refusal(preparer: Preparer, document: dict[str, Any]) -> ClaimError:
     return answer
 
 
-def given(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """The devices of a claim's CDI file that containers get: all but the one that tells the record."""
-    *devices, record = spec["devices"]
-    assert record["name"].endswith("_record")
-    return devices
-
-
 def spec_of(node: FakeNode, uid: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(node.spec_path(uid).read_text())
     return content

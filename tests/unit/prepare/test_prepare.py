@@ -11,7 +11,8 @@ import pytest
 from driver.model import GpuState, MigMode
 from driver.prepare import ClaimError, Phase, PreparedDevice, Reason
 from driver.prepare.claims import ClaimRef
-from tests.unit.prepare.prepare_calls import given, prepare_one, refusal, spec_of
+from tests.support.cdispecs import given
+from tests.unit.prepare.prepare_calls import prepare_one, refusal, spec_of
 from tests.unit.prepare.prepare_node import (
     DRIVER,
     POOL,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from driver.prepare import ClaimError, Reason
-from tests.unit.prepare.prepare_calls import given, spec_of
+from tests.support.cdispecs import given
+from tests.unit.prepare.prepare_calls import spec_of
 from tests.unit.prepare.prepare_node import FakeNode, claim, device, gpu, ref, result
 
 UIDS = st.sampled_from(["a", "b", "c"])

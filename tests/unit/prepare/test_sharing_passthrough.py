@@ -15,9 +15,10 @@ from driver.prepare import ClaimError, Reason
 from driver.prepare.sharing.passthrough import VfioStep
 from driver.prepare.steps import Step
 from native.vfio import VfioBus
+from tests.support.cdispecs import given
 from tests.unit.native_vfio.fake_kernel import AUDIO, GPU, Kernel, machine
-from tests.unit.prepare.prepare_calls import given, refusal
 from tests.unit.prepare.prepare_calls import prepare_one as prepare
+from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import claim, config, device, ref, result
 from tests.unit.prepare.sharing_node import SharingNode, uuid
 

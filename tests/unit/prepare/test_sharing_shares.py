@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from driver.prepare import ClaimError, Reason
-from tests.unit.prepare.prepare_calls import given, refusal
+from tests.support.cdispecs import given
 from tests.unit.prepare.prepare_calls import prepare_one as prepare
+from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import DRIVER, claim, device, ref, result
 from tests.unit.prepare.sharing_node import SHARES, SharingNode, share, slicing, uuid
 
