@@ -8,6 +8,7 @@ Units are bytes, MHz and MiB only where a name says so; addresses are PCI addres
 from __future__ import annotations
 
 import enum
+import functools
 import re
 
 import msgspec
@@ -43,12 +44,19 @@ class PciAddress(msgspec.Struct, frozen=True, order=True):
         return cls(domain, bus, device, function)
 
     def __str__(self) -> str:
-        return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.{self.function:x}"
+        return _spelling(self.domain, self.bus, self.device, self.function)[0]
 
     @property
     def label(self) -> str:
         """The address as part of a DNS label: ``0000-1b-00-0``."""
-        return str(self).replace(":", "-").replace(".", "-")
+        return _spelling(self.domain, self.bus, self.device, self.function)[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _spelling(domain: int, bus: int, device: int, function: int) -> tuple[str, str]:
+    """As the kernel writes it, and as a label: kept, for a GPU is looked up by its name several times in each call."""
+    text = f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
+    return text, text.replace(":", "-").replace(".", "-")
 
 
 class GpuState(enum.Enum):

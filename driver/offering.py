@@ -50,6 +50,7 @@ class Offering:
         self, settings: Settings, inventory: Callable[[], NodeInventory | None], release: Callable[[], None]
     ) -> None:
         self._settings = settings
+        self._debts = settings.state_dir / DEBTS_FILE
         self._inventory = inventory
         self._release = release
         self._policy: Policy | None = None
@@ -139,10 +140,6 @@ class Offering:
 
     def _owes(self) -> bool:
         return self._debts.exists()
-
-    @property
-    def _debts(self) -> Path:
-        return self._settings.state_dir / DEBTS_FILE
 
     def _the_modes(self) -> GpuModes:
         """One for all steps: they have the same file."""
