@@ -64,3 +64,5 @@ def setup(level: str, operation: Callable[[], str | None] = lambda: None) -> Non
     logging.getLogger("urllib3").setLevel(logging.WARNING)
     # Facts that no line shows need not be found out for each.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    # Nor who wrote it (the logging HOWTO, "Optimization").
+    logging._srcfile = None  # noqa: SLF001
