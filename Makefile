@@ -18,7 +18,7 @@ UV := $(STAMPS)/uv/bin/uv
 # Tests that need what "make test" does not: Go, a cluster, a GPU, a quiet machine.
 APART := autoscaler bench cluster gpu kubelet oracle scheduler
 
-.PHONY: help demo test lint unit test-cluster test-oracle cluster cluster-down bench image env clean
+.PHONY: help demo test lint unit test-cluster test-oracle cluster cluster-down bench bench-pods image env clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ cluster-down: $(STAMPS)/env ## End it
 bench: $(STAMPS)/env ## What the agent costs (tests/bench), as a table; etcd and kube-apiserver are those of test-cluster
 	$(BIN)/python -m tests.bench $(BENCH_ARGS)
 	$(BIN)/pytest tests/bench $(PYTEST_ARGS)
+
+bench-pods: $(STAMPS)/env ## What a claim adds to a pod from its creation to its container's start, on the cluster of test-cluster
+	$(BIN)/python -m tests.bench.pods $(BENCH_ARGS)
 
 env: $(STAMPS)/env ## The virtual environment with the package, its C extension and all development tools
 
