@@ -92,6 +92,8 @@
     X(nvmlDeviceRegisterEvents) \
     X(nvmlDeviceGetTotalEccErrors) \
     X(nvmlDeviceGetRemappedRows) \
+    X(nvmlDeviceGetRetiredPagesPendingStatus) \
+    X(nvmlDeviceGetRetiredPages) \
     X(nvmlDeviceGetRepairStatus) \
     X(nvmlDeviceGetFieldValues) \
     X(nvmlDeviceGetCurrentClocksEventReasons) \

@@ -6,10 +6,28 @@
 _Static_assert(sizeof(nvmlFieldValue_t) == 40, "nvmlFieldValue_t");
 _Static_assert(sizeof(nvmlRepairStatus_v1_t) == 12, "nvmlRepairStatus_v1_t");
 _Static_assert(sizeof(nvmlTemperature_v1_t) == 12, "nvmlTemperature_v1_t");
+_Static_assert(NVML_PAGE_RETIREMENT_CAUSE_COUNT == 2, "pages_retired");
 _Static_assert(sizeof(nvmlUtilization_t) == 8, "nvmlUtilization_t");
 _Static_assert(sizeof(nvmlProcessInfo_t) == 24 && sizeof(door_process) == 24, "nvmlProcessInfo_t");
 _Static_assert(offsetof(nvmlProcessInfo_t, usedGpuMemory) == offsetof(door_process, used_memory), "usedGpuMemory");
 _Static_assert(offsetof(nvmlProcessInfo_t, gpuInstanceId) == offsetof(door_process, gpu_instance), "gpuInstanceId");
+
+/* Asks for the counts only where pages are retired at all, so that other boards cost one call. */
+static int read_retired_pages(door *door, nvmlDevice_t device, door_health *out)
+{
+    nvmlEnableState_t pending = NVML_FEATURE_DISABLED;
+    int code = CALL(door, nvmlDeviceGetRetiredPagesPendingStatus, device, &pending);
+    for (int cause = 0; code == NVML_SUCCESS && cause < NVML_PAGE_RETIREMENT_CAUSE_COUNT; cause++) {
+        unsigned int count = 0; /* no room for addresses: only how many there are */
+        code = CALL(door, nvmlDeviceGetRetiredPages, device, (nvmlPageRetirementCause_t)cause, &count, NULL);
+        if (code == NVML_ERROR_INSUFFICIENT_SIZE) {
+            code = NVML_SUCCESS;
+        }
+        out->pages_retired[cause] = count;
+    }
+    out->pages_pending = pending == NVML_FEATURE_ENABLED;
+    return code;
+}
 
 static void read_errors(door *door, nvmlDevice_t device, door_health *out)
 {
@@ -29,6 +47,7 @@ static void read_errors(door *door, nvmlDevice_t device, door_health *out)
     out->codes[DOOR_HEALTH_REMAPPED_ROWS] =
         CALL(door, nvmlDeviceGetRemappedRows, device, &out->rows_correctable, &out->rows_uncorrectable,
              &out->rows_pending, &out->rows_failed);
+    out->codes[DOOR_HEALTH_RETIRED_PAGES] = read_retired_pages(door, device, out);
     nvmlRepairStatus_v1_t repair = {.version = nvmlRepairStatus_v1};
     out->codes[DOOR_HEALTH_REPAIR_PENDING] = CALL(door, nvmlDeviceGetRepairStatus, device, &repair);
     out->channel_repair_pending = repair.bChannelRepairPending;

@@ -14,6 +14,7 @@ enum door_health_field {
     DOOR_HEALTH_ECC_CORRECTED_AGGREGATE,
     DOOR_HEALTH_ECC_UNCORRECTED_AGGREGATE,
     DOOR_HEALTH_REMAPPED_ROWS,
+    DOOR_HEALTH_RETIRED_PAGES,
     DOOR_HEALTH_REPAIR_PENDING,
     DOOR_HEALTH_RECOVERY_ACTION,
     DOOR_HEALTH_CLOCKS_EVENT_REASONS,
@@ -31,6 +32,8 @@ typedef struct {
     unsigned int rows_uncorrectable;
     unsigned int rows_pending;
     unsigned int rows_failed;
+    unsigned int pages_retired[2]; /* by nvmlPageRetirementCause_t */
+    unsigned int pages_pending;
     unsigned int channel_repair_pending;
     unsigned int tpc_repair_pending;
     unsigned int recovery_action;

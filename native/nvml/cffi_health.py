@@ -11,7 +11,7 @@ from typing import Any
 from native.nvml import healthvalues
 from native.nvml.cffi_library import CffiLibrary, by_address, canonical, ffi, lib, raw
 from native.nvml.errors import NvmlReturn
-from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows
+from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows, RetiredPages
 from native.nvml.values import Fields
 from native.pci import canonical_address
 
@@ -77,9 +77,12 @@ class CffiHealth(CffiLibrary):
         rows = RemappedRows(
             found.rows_correctable, found.rows_uncorrectable, bool(found.rows_pending), bool(found.rows_failed)
         )
+        single_bit, double_bit = found.pages_retired
+        pages = RetiredPages(single_bit, double_bit, bool(found.pages_pending))
         repair = (bool(found.channel_repair_pending), bool(found.tpc_repair_pending))
         for name, value in (
             ("remapped_rows", rows),
+            ("retired_pages", pages),
             ("repair_pending", repair),
             ("recovery_action", found.recovery_action),
             ("clocks_event_reasons", found.clocks_event_reasons),

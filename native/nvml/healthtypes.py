@@ -31,6 +31,20 @@ class RemappedRows(msgspec.Struct, frozen=True):
     """A row could not be remapped: the board is to be replaced."""
 
 
+class RetiredPages(msgspec.Struct, frozen=True):
+    """nvmlDeviceGetRetiredPages and nvmlDeviceGetRetiredPagesPendingStatus: before Ampere, where no rows are remapped.
+
+    The counts include pages that wait. They stand in the InfoROM: they never fall.
+    """
+
+    single_bit: int
+    """Retired because of several single-bit ECC errors at one address."""
+    double_bit: int
+    """Retired because of a double-bit ECC error."""
+    pending: bool
+    """A page waits to be retired: for a reset of the GPU, or for the driver to be loaded anew."""
+
+
 class GpuHealth(msgspec.Struct, frozen=True):
     """One GPU at one moment. Counters are NVML's: volatile ones begin anew with the driver, aggregate ones never."""
 
@@ -42,6 +56,9 @@ class GpuHealth(msgspec.Struct, frozen=True):
     ecc_corrected_aggregate: int | None = None
     ecc_uncorrected_aggregate: int | None = None
     remapped_rows: RemappedRows | None = None
+    """Not supported before Ampere, nor on a GPU with MIG instances."""
+    retired_pages: RetiredPages | None = None
+    """Not supported since Ampere."""
     repair_pending: tuple[bool, bool] | None = None
     """(channel, TPC), nvmlDeviceGetRepairStatus."""
     recovery_action: int | None = None

@@ -9,7 +9,7 @@ from ctypes import byref, c_int, c_uint, c_ulong, c_ulonglong, c_void_p
 
 from native.nvml import healthvalues
 from native.nvml.errors import NvmlReturn
-from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows
+from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows, RetiredPages
 from native.nvml.healthvalues import CPU_WORDS, NODE_WORDS, Pair
 from native.nvml.pynvml_library import TOO_NEW, PynvmlLibrary, structs
 from native.nvml.values import Fields
@@ -101,6 +101,7 @@ class PynvmlHealth(PynvmlLibrary):
         code = self._call("nvmlDeviceGetRemappedRows", device, *map(byref, rows))
         correctable, uncorrectable, pending, failure = (one.value for one in rows)
         fields.take("remapped_rows", code, RemappedRows(correctable, uncorrectable, bool(pending), bool(failure)))
+        fields.take("retired_pages", *self._retired_pages(device))
         repair = structs.c_nvmlRepairStatus_t()
         repair.version = structs.nvmlRepairStatus_v1
         code = self._call("nvmlDeviceGetRepairStatus", device, byref(repair))
@@ -109,6 +110,18 @@ class PynvmlHealth(PynvmlLibrary):
         value.fieldId = _RECOVERY_ACTION
         code = self._call("nvmlDeviceGetFieldValues", device, c_int(1), byref(value))
         fields.take("recovery_action", code or value.nvmlReturn, value.value.uiVal)
+
+    def _retired_pages(self, device: c_void_p) -> tuple[int, RetiredPages]:
+        """Asked for the counts only where pages are retired at all, so that other boards cost one call."""
+        pending, counts = c_int(), [0, 0]
+        code = self._call("nvmlDeviceGetRetiredPagesPendingStatus", device, byref(pending))
+        for cause in range(len(counts)):
+            if code == NvmlReturn.SUCCESS:
+                count = c_uint(0)  # no room for addresses: only how many there are
+                code = self._call("nvmlDeviceGetRetiredPages", device, c_int(cause), byref(count), None)
+                code = NvmlReturn.SUCCESS if code == NvmlReturn.INSUFFICIENT_SIZE else code
+                counts[cause] = count.value
+        return code, RetiredPages(*counts, bool(pending.value))
 
     def _take_load(self, fields: Fields, device: c_void_p) -> None:
         reasons = c_ulonglong()

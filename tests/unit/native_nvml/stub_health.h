@@ -18,6 +18,30 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
     *failed = 0;
     return NVML_SUCCESS;
 }
+/* `retired0 <n>` and `retired1 <n>`: how many pages, by cause. */
+nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count,
+                                       unsigned long long *addresses)
+{
+    char named[128];
+    snprintf(named, sizeof(named), "%s/%d", __func__, (int)cause);
+    nvmlReturn_t code = (nvmlReturn_t)gate(named, device);
+    snprintf(named, sizeof(named), "retired%d", (int)cause);
+    unsigned int room = *count;
+    *count = (unsigned int)number(named, cause == NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR ? 6 : 5);
+    if (code != NVML_SUCCESS) {
+        return code;
+    }
+    if (room != 0 || addresses != NULL) {
+        return NVML_ERROR_INVALID_ARGUMENT; /* nobody here wants the addresses */
+    }
+    return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *pending)
+{
+    GATE(device);
+    *pending = NVML_FEATURE_ENABLED;
+    return NVML_SUCCESS;
+}
 nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_t *status)
 {
     GATE(device);

@@ -8,7 +8,7 @@ import pytest
 
 from native.nvml import NvmlSession, make_backend
 from native.nvml.errors import NvmlError, NvmlReturn
-from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows
+from native.nvml.healthtypes import GpuHealth, GpuProcess, NvmlTopology, RemappedRows, RetiredPages
 from native.nvml.healthvalues import PROCESSES_AT_MOST, all_processes, topology
 from native.nvml.protocol import Nvml
 
@@ -23,6 +23,7 @@ GETTERS = {
     "ecc_corrected_aggregate": "nvmlDeviceGetTotalEccErrors/01",
     "ecc_uncorrected_aggregate": "nvmlDeviceGetTotalEccErrors/11",
     "remapped_rows": "nvmlDeviceGetRemappedRows",
+    "retired_pages": "nvmlDeviceGetRetiredPagesPendingStatus",
     "repair_pending": "nvmlDeviceGetRepairStatus",
     "recovery_action": "nvmlDeviceGetFieldValues",
     "clocks_event_reasons": "nvmlDeviceGetCurrentClocksEventReasons",
@@ -67,6 +68,7 @@ def test_a_healthy_gpu_tells_everything(node) -> None:
     assert (gpu.ecc_corrected_volatile, gpu.ecc_uncorrected_volatile) == (1, 11)
     assert (gpu.ecc_corrected_aggregate, gpu.ecc_uncorrected_aggregate) == (2, 12)
     assert gpu.remapped_rows == RemappedRows(3, 4, pending=True, failure=False)
+    assert gpu.retired_pages == RetiredPages(single_bit=5, double_bit=6, pending=True)
     assert (gpu.repair_pending, gpu.recovery_action) == ((False, True), 2)
     assert (gpu.clocks_event_reasons, gpu.temperature, gpu.utilization) == (0x24, -3, (97, 12))
     assert gpu.memory_used == 12345
@@ -106,6 +108,37 @@ def test_each_getter_may_fail_alone_and_its_code_is_kept(node, field: str, call:
     gpus = health(node.code(call, code, GPU))
     assert [gpu.codes for gpu in gpus] == [{}, {field: code}, {}, {}]
     assert getattr(gpus[1], field) is None
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (0, 1), (3, 0), (59, 5)])
+def test_retired_pages_are_counted_by_cause_without_asking_for_their_addresses(node, counts: tuple[int, int]) -> None:
+    gpu = health(node.set("retired0", counts[0]).set("retired1", counts[1]))[0]
+    assert gpu.retired_pages == RetiredPages(*counts, pending=True)
+    assert gpu.codes == {}
+
+
+@pytest.mark.bug("B26")
+@pytest.mark.parametrize("code", [NvmlReturn.NOT_SUPPORTED, NvmlReturn.UNKNOWN])
+@pytest.mark.parametrize("cause", [0, 1])
+def test_retired_pages_of_one_cause_alone_are_no_answer(node, cause: int, code: int) -> None:
+    gpus = health(node.code(f"nvmlDeviceGetRetiredPages/{cause}", code, GPU))
+    assert [gpu.codes for gpu in gpus] == [{}, {"retired_pages": code}, {}, {}]
+    assert gpus[1].retired_pages is None
+    assert gpus[1].remapped_rows is not None
+
+
+def test_a_library_that_counts_no_retired_pages_says_nothing_of_them(make_node) -> None:
+    gpu = health(make_node(absent=("nvmlDeviceGetRetiredPages",)))[0]
+    assert (gpu.retired_pages, gpu.codes) == (None, {"retired_pages": NvmlReturn.FUNCTION_NOT_FOUND})
+
+
+def test_a_board_that_retires_no_pages_is_not_asked_how_many(node, backend_name: str) -> None:
+    node.code("nvmlDeviceGetRetiredPagesPendingStatus", NvmlReturn.NOT_SUPPORTED)
+    node.hang("nvmlDeviceGetRetiredPages/0").hang("nvmlDeviceGetRetiredPages/1")
+    with NvmlSession(node.library, backend_name, call_timeout=5) as session:
+        found = session.health(ADDRESSES, deadline=60)
+        assert [dict(gpu.codes) for gpu in found] == [{"retired_pages": NvmlReturn.NOT_SUPPORTED}] * len(ADDRESSES)
+        assert session.wedged == ()
 
 
 @pytest.mark.parametrize(("field", "call"), [one for one in GETTERS.items() if "/" not in one[1]])
@@ -208,11 +241,12 @@ def test_a_library_that_is_not_open_says_so(node, backend_name: str) -> None:
 
 
 @pytest.mark.bug("B14")
-def test_a_gpu_that_hangs_is_left_out_by_the_session(node, backend_name: str) -> None:
+@pytest.mark.parametrize("hanging", ["nvmlDeviceGetTotalEccErrors/00", "nvmlDeviceGetRetiredPages/1"])
+def test_a_gpu_that_hangs_is_left_out_by_the_session(node, backend_name: str, hanging: str) -> None:
     with NvmlSession(node.library, backend_name, call_timeout=0.25) as session:
-        node.hang("nvmlDeviceGetTotalEccErrors/00", GPU)
+        node.hang(hanging, GPU)
         found = session.health(ADDRESSES, deadline=20)
         assert [dict(gpu.codes) for gpu in found] == [{}, {"handle": NvmlReturn.TIMEOUT}, {}, {}]
-        assert session.wedged[0].call == "nvmlDeviceGetTotalEccErrors"
+        assert session.wedged[0].call == hanging.split("/")[0]
         assert session.topology(ADDRESSES).addresses == (ADDRESSES[0], *ADDRESSES[2:])
         node.mend()
