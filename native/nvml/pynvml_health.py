@@ -121,7 +121,7 @@ class PynvmlHealth(PynvmlLibrary):
                 code = self._call("nvmlDeviceGetRetiredPages", device, c_int(cause), byref(count), None)
                 code = NvmlReturn.SUCCESS if code == NvmlReturn.INSUFFICIENT_SIZE else code
                 counts[cause] = count.value
-        return code, RetiredPages(*counts, bool(pending.value))
+        return code, RetiredPages(counts[0], counts[1], bool(pending.value))
 
     def _take_load(self, fields: Fields, device: c_void_p) -> None:
         reasons = c_ulonglong()

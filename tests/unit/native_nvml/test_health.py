@@ -247,6 +247,6 @@ def test_a_gpu_that_hangs_is_left_out_by_the_session(node, backend_name: str, ha
         node.hang(hanging, GPU)
         found = session.health(ADDRESSES, deadline=20)
         assert [dict(gpu.codes) for gpu in found] == [{}, {"handle": NvmlReturn.TIMEOUT}, {}, {}]
-        assert session.wedged[0].call == hanging.split("/")[0]
+        assert session.wedged[0].call == hanging.split("/", maxsplit=1)[0]
         assert session.topology(ADDRESSES).addresses == (ADDRESSES[0], *ADDRESSES[2:])
         node.mend()
