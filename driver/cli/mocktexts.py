@@ -35,7 +35,8 @@ begin later see it. No uevent is sent: that is the kernel's to do; an agent watc
 """
 SET = """\
 Numbers are those of NVML, in its units: temperature, power_usage_mw, utilization_gpu, utilization_memory,
-throttle_reasons, ecc_single, ecc_double, remap_pending, recovery_action, mig_activation, ... A wrong name lists all.
+throttle_reasons, ecc_single, ecc_double, remap_pending, retired_pending, recovery_action, mig_activation, ... A wrong
+name lists all.
 
   gpudra mock set 0 utilization_gpu=95 temperature=88
   gpudra mock set 2 --state silent          calls about GPU 2 do not come back until --state ok

@@ -244,12 +244,14 @@ def _counters(numbers: dict[str, int]) -> dict[str, int]:
     """Everything that counts or accuses, as it stands on a healthy board."""
     ecc = 0 if numbers["ecc_current"] == 1 else -1
     # pages are retired before Ampere, rows are remapped since (nvml.h, nvmlDeviceGetRemappedRows)
-    remap = ecc if numbers["architecture"] >= ARCHITECTURES["ampere"] else -1
+    remaps = numbers["architecture"] >= ARCHITECTURES["ampere"]
+    remap, retired = (ecc, -1) if remaps else (-1, ecc)
     return {
         "throttle_reasons": 1,
         **{f"ecc_{kind}": ecc for kind in ("single", "double", "single_total", "double_total")},
         **{f"remap_{kind}": remap for kind in ("correctable", "uncorrectable", "pending", "failure")},
         "remap_banks": {6: -1, 7: 640, 9: 2560, 10: 3840}.get(numbers["architecture"], -1) if remap == 0 else -1,
+        **{f"retired_{kind}": retired for kind in ("single", "double", "pending")},
         "recovery_action": 0,
         "timeslice": 0,
         "channel_repair_pending": remap,

@@ -273,6 +273,9 @@ GPU: Final = Record(
             "remap_pending",
             "remap_failure",
             "remap_banks",
+            "retired_single",  # pages retired before Ampere, those that wait included
+            "retired_double",
+            "retired_pending",
             "recovery_action",
             "channel_repair_pending",
             "tpc_repair_pending",

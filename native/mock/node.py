@@ -120,7 +120,8 @@ class MockNode:
 
         Sessions from before get DRIVER_NOT_LOADED until they begin anew, and all MIG instances are gone. MIG mode stays
         on A100 and A30, which keep it in their inforom; since Hopper it is off again (NVIDIA MIG user guide).
-        Compute mode and time slice are the driver's own again.
+        Compute mode and time slice are the driver's own again, and pages that waited to be retired are out of use
+        (NVIDIA, "Dynamic Page Retirement").
         """
         self.set_driver_loaded(False)
         self._file.set_header("driver_generation", self._file.header("driver_generation") + 1)
@@ -128,6 +129,8 @@ class MockNode:
             self._file.forget_instances(gpu.address)
             for name in ("compute_mode", "timeslice"):
                 self._file.set_number(gpu.address, name, gpu.numbers.get(name, 0))
+            if self._file.number(gpu.address, "retired_pending") > 0:
+                self._file.set_number(gpu.address, "retired_pending", 0)
             if gpu.mig is not None and self._file.number(gpu.address, "mig_reset") == 0:
                 self._file.set_number(gpu.address, "mig_current", 0)
                 self._file.set_number(gpu.address, "mig_pending", 0)

@@ -195,6 +195,49 @@ answer = [rates.gpu, rates.memory, pynvml.nvmlDeviceGetCurrentClocksEventReasons
     assert ask(nvml.node, code) == [87, 40, 0x40, [0, 2, 1, 0], 4, 9]
 
 
+def test_an_older_board_retires_pages_until_its_driver_is_loaded_anew(own_node: MockNode, ask: Ask) -> None:
+    address = own_node.profile.gpus[0].address
+    code = """
+pynvml.nvmlInit()
+h = pynvml.nvmlDeviceGetHandleByIndex(0)
+pages = [pynvml.nvmlDeviceGetRetiredPages(h, cause) for cause in (0, 1)]
+answer = [[len(one) for one in pages], len({page for one in pages for page in one}),
+          [page["timestamp"] > 0 for page in pynvml.nvmlDeviceGetRetiredPages_v2(h, 1)],
+          pynvml.nvmlDeviceGetRetiredPagesPendingStatus(h), call(pynvml.nvmlDeviceGetRemappedRows, h)]
+"""
+    assert ask(own_node, code) == [[0, 0], 0, [], 0, {"code": 3}]
+    for field, value in (("retired_single", 3), ("retired_double", 2), ("retired_pending", 1)):
+        own_node.set_number(address, field, value)
+    assert ask(own_node, code) == [[3, 2], 5, [True, True], 1, {"code": 3}]
+    own_node.reload_driver()
+    assert ask(own_node, code) == [[3, 2], 5, [True, True], 0, {"code": 3}]
+
+
+def test_a_list_of_retired_pages_that_is_too_short_is_told_its_length(own_node: MockNode, ask: Ask) -> None:
+    own_node.set_number(own_node.profile.gpus[0].address, "retired_double", 2)
+    code = """
+pynvml.nvmlInit()
+h = pynvml.nvmlDeviceGetHandleByIndex(0)
+pages = pynvml.nvmlLib.nvmlDeviceGetRetiredPages
+def asked(cause, room, addresses):
+    count = ctypes.c_uint(room)
+    return [pages(h, cause, ctypes.byref(count), addresses), count.value]
+answer = [asked(1, 0, None), asked(1, 1, (ctypes.c_ulonglong * 1)()), asked(1, 2, (ctypes.c_ulonglong * 2)()),
+          asked(0, 0, None), asked(1, 2, None)[0], asked(2, 0, None)[0], pages(h, 0, None, None)]
+"""
+    assert ask(own_node, code) == [[7, 2], [7, 2], [0, 2], [0, 0], 2, 2, 2]
+
+
+def test_a_board_that_remaps_rows_retires_no_pages(nvml: Nvml, ask: Ask) -> None:
+    code = """
+pynvml.nvmlInit()
+h = pynvml.nvmlDeviceGetHandleByIndex(0)
+answer = [call(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, h), call(pynvml.nvmlDeviceGetRetiredPages, h, 0),
+          call(pynvml.nvmlDeviceGetRetiredPages_v2, h, 1), call(pynvml.nvmlDeviceGetRemappedRows, h)]
+"""
+    assert ask(nvml.node, code) == [{"code": 3}, {"code": 3}, {"code": 3}, [0, 0, 0, 0]]
+
+
 def test_processes_are_listed_where_they_run(nvml: Nvml, addresses: list[str], ask: Ask) -> None:
     assert nvml.set_mig_mode(nvml.gpu(1), 1) == (0, 0)
     _, gi = nvml.create_gi(nvml.gpu(1), 19)

@@ -68,6 +68,25 @@ def test_what_the_long_listing_knows_is_the_same_here(node_of: Node) -> None:
         )
 
 
+PAGES = ("retired_pages.single_bit_ecc.count", "retired_pages.double_bit.count", "retired_pages.pending")
+
+
+def test_retired_pages_are_those_of_the_library(own_node: MockNode, node_of: Node) -> None:
+    assert ask(own_node, *PAGES) == ["0", "0", "No"]
+    for field, value in (("retired_single", 3), ("retired_double", 2), ("retired_pending", 1)):
+        own_node.set_number(own_node.profile.gpus[0].address, field, value)
+    assert ask(own_node, *PAGES) == ["3", "2", "Yes"]
+    listing = map(str.strip, smi(own_node, "-q", "-x", "-i", "0")[1].splitlines())
+    told = ("<retired_count>", "<pending_blacklist>", "<pending_retirement>")
+    assert [line for line in listing if line.startswith(told)] == [
+        "<retired_count>3</retired_count>",
+        "<retired_count>2</retired_count>",
+        "<pending_blacklist>Yes</pending_blacklist>",
+        "<pending_retirement>Yes</pending_retirement>",
+    ]
+    assert ask(node_of("dgx-h100"), *PAGES) == ["[N/A]"] * 3
+
+
 def test_clock_reasons_are_told_one_by_one_and_by_their_old_names(own_node: MockNode) -> None:
     own_node.set_number(own_node.profile.gpus[0].address, "throttle_reasons", 0x44)
     assert ask(

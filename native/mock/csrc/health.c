@@ -125,27 +125,45 @@ nvmlReturn_t impl_nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatu
     return NVML_SUCCESS;
 }
 
-/* Boards before Ampere retire pages; none is retired here. */
+/* Boards before Ampere retire pages. How many is set from outside; their addresses and times are made up, each its own. */
+static nvmlReturn_t retired_pages(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count,
+                                  unsigned long long *addresses, unsigned long long *timestamps, bool timed)
+{
+    const struct mock_gpu *gpu = mock_gpu(device);
+    if (count == NULL || (unsigned int)cause >= NVML_PAGE_RETIREMENT_CAUSE_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const bool is_double = cause == NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR;
+    const int64_t retired = is_double ? gpu->retired_double : gpu->retired_single;
+    if (retired < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    const unsigned int room = *count;
+    if (room > 0 && (addresses == NULL || (timed && timestamps == NULL)))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *count = (unsigned int)retired;
+    if (room < *count)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned int i = 0; i < *count; ++i) {
+        addresses[i] = ((is_double ? 1ULL << 20U : 0ULL) + i) << 12U;
+        if (timed)
+            timestamps[i] = 1577836800000000ULL + addresses[i]; /* microseconds, from 2020 on */
+    }
+    return NVML_SUCCESS;
+}
+
 nvmlReturn_t impl_nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
                                             unsigned int *pageCount, unsigned long long *addresses)
 {
-    const struct mock_gpu *gpu = mock_gpu(device);
-    (void)addresses;
-    if ((unsigned int)cause >= NVML_PAGE_RETIREMENT_CAUSE_COUNT)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    MOCK_GIVE(pageCount, gpu->ecc_current == 1 && gpu->remap_correctable < 0 ? 0 : -1);
+    return retired_pages(device, cause, pageCount, addresses, NULL, false);
 }
 
 nvmlReturn_t impl_nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
                                                unsigned int *pageCount, unsigned long long *addresses,
                                                unsigned long long *timestamps)
 {
-    (void)timestamps;
-    return impl_nvmlDeviceGetRetiredPages(device, cause, pageCount, addresses);
+    return retired_pages(device, cause, pageCount, addresses, timestamps, true);
 }
 
 nvmlReturn_t impl_nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *isPending)
 {
-    const struct mock_gpu *gpu = mock_gpu(device);
-    MOCK_GIVE(isPending, gpu->ecc_current == 1 && gpu->remap_correctable < 0 ? 0 : -1);
+    MOCK_GIVE(isPending, mock_gpu(device)->retired_pending);
 }

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define MOCK_MAGIC "GPUDRAMK"
-#define MOCK_LAYOUT UINT64_C(5487262761926116971)
+#define MOCK_LAYOUT UINT64_C(3915931888628427913)
 #define MOCK_MAX_LINKS 36
 #define MOCK_CPU_WORDS 32
 #define MOCK_NODE_WORDS 4
@@ -192,6 +192,9 @@ struct mock_gpu {
     int64_t remap_pending;
     int64_t remap_failure;
     int64_t remap_banks;
+    int64_t retired_single;
+    int64_t retired_double;
+    int64_t retired_pending;
     int64_t recovery_action;
     int64_t channel_repair_pending;
     int64_t tpc_repair_pending;
@@ -222,7 +225,7 @@ struct mock_gpu {
     struct mock_gi gis[15];
     struct mock_process processes[32];
 };
-_Static_assert(sizeof(struct mock_gpu) == 21272, "mock_gpu");
+_Static_assert(sizeof(struct mock_gpu) == 21296, "mock_gpu");
 
 struct mock_node {
     unsigned char magic[8];

@@ -59,6 +59,21 @@ static void row_value(const char *what, nvmlDevice_t device, char room[TEXT_ROOM
         set(room, code, (what[0] == 'p' ? pending : failure) ? "Yes" : "No", 0);
 }
 
+static void page_value(const char *what, nvmlDevice_t device, char room[TEXT_ROOM])
+{
+    nvmlEnableState_t pending = NVML_FEATURE_DISABLED;
+    unsigned int count = 0;
+    if (what[0] == 'p') {
+        const nvmlReturn_t code = nvmlDeviceGetRetiredPagesPendingStatus(device, &pending);
+        set(room, code, pending == NVML_FEATURE_ENABLED ? "Yes" : "No", 0);
+        return;
+    }
+    const nvmlPageRetirementCause_t cause = what[0] == 's' ? NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS
+                                                           : NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR;
+    const nvmlReturn_t code = nvmlDeviceGetRetiredPages(device, cause, &count, NULL);
+    set(room, code == NVML_ERROR_INSUFFICIENT_SIZE ? NVML_SUCCESS : code, "%llu", count);
+}
+
 static void bank_value(const char *what, nvmlDevice_t device, char room[TEXT_ROOM])
 {
     nvmlRowRemapperHistogramValues_t banks = {0};
@@ -152,7 +167,7 @@ void smi_special(const char *what, nvmlDevice_t device, char room[TEXT_ROOM])
         const char *prefix;
         void (*give)(const char *, nvmlDevice_t, char *);
     } families[] = {{"pci_", pci_value},   {"rows_", row_value},     {"banks_", bank_value}, {"bar1_", bar1_value},
-                    {"repair_", repair_value}, {"fabric_", fabric_value}};
+                    {"repair_", repair_value}, {"fabric_", fabric_value}, {"pages_", page_value}};
     snprintf(room, TEXT_ROOM, "N/A");
     for (size_t i = 0; i < sizeof(families) / sizeof(*families); ++i)
         if (strncmp(what, families[i].prefix, strlen(families[i].prefix)) == 0) {
