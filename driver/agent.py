@@ -241,6 +241,7 @@ class Agent:
                 mig=self._mig is MigSupport.DYNAMIC,
                 state_dir=settings.state_dir,
             )
+            reader.session.accompany(self._offering.sightings)
         # A partition that comes or goes during the reading is in one of the two.
         before = own_partitions(self._preparer.prepared())
         inventory = reader.read()
@@ -281,6 +282,8 @@ class Agent:
         inventory = view.inventory
         self._scribe.tell(lambda scribe: scribe.node(inventory, view.unavailable))
         self._lookout.looked()
+        if view.unavailable is not None:
+            self._offering.sightings.interrupted()
         if inventory is None:
             return
         if inventory.mock:

@@ -19,6 +19,7 @@ from driver.prepare.config import Strategy
 from driver.prepare.effective import sharing_of
 from driver.prepare.sharing import DEBTS_FILE
 from driver.prepare.sharing.lazy import LazyStep
+from driver.prepare.sharing.sightings import Sightings, driver_link
 from driver.settings import Settings, listed
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Offering:
         self._debts = settings.state_dir / DEBTS_FILE
         self._inventory = inventory
         self._release = release
+        self._sightings = Sightings(driver_link(Path(settings.sys_root)))
         self._policy: Policy | None = None
         self._said: frozenset[Problem] = frozenset()
         self._boot_id: str | None = None
@@ -99,6 +101,7 @@ class Offering:
             do_points=("s1",),
             undo_points=("v1",),
             strategies=self._served(Strategy.TIME_SLICING),
+            left=lambda: slices.made is not None,
         )
         rules = LazyStep(
             self._make_rules,
@@ -128,6 +131,7 @@ class Offering:
             do_points=("s2",),
             undo_points=("v2",),
             strategies=self._served(Strategy.MPS),
+            left=lambda: self._mps.made is not None,
         )
 
     def _served(self, strategy: Strategy) -> frozenset[str]:
@@ -160,7 +164,8 @@ class Offering:
     def _make_mps(self) -> MpsStep:
         from driver.prepare.sharing.mps import MpsStep
 
-        return MpsStep(self._the_modes(), self._make_daemons(self._programs()), self._settings.sharing_seconds)
+        daemons = self._make_daemons(self._programs())
+        return MpsStep(self._the_modes(), daemons, self._settings.sharing_seconds, self._sightings)
 
     def _make_daemons(self, programs: DriverPrograms) -> Daemons:
         if self._settings.mps_daemons == "pod":
@@ -175,7 +180,7 @@ class Offering:
     def _make_slices(self) -> Step:
         from driver.prepare.sharing.timeslicing import TimeSliceStep
 
-        return TimeSliceStep(self._the_modes(), self._settings.sharing_seconds)
+        return TimeSliceStep(self._the_modes(), self._settings.sharing_seconds, self._sightings)
 
     def _make_rules(self) -> Step:
         from driver.prepare.sharing.rules import SharingRulesStep
@@ -191,10 +196,19 @@ class Offering:
         return VfioStep(
             VfioBus(Path(settings.sys_root), settings.dev_path),
             lambda nodes: [str(holder) for holder in holders(Path(settings.proc_root), nodes)],
-            self._release,
+            self._let_go,
             offered=bool(settings.passthrough_devices),
             host_root=str(settings.host_dev_path.parent),
         )
+
+    def _let_go(self) -> None:
+        self._release()
+        self._sightings.interrupted()
+
+    @property
+    def sightings(self) -> Sightings:
+        """What happens to GPUs, as far as what they are set to depends on it."""
+        return self._sightings
 
     def _programs(self) -> DriverPrograms:
         from native.commands import DriverPrograms

@@ -343,7 +343,8 @@ class Preparer:
             results: dict[str, ClaimRecord | None] = {}
             for uid, record in known.items():
                 try:
-                    self._shop.undo(record)
+                    # What claims of one call share is in use no more with the last of them.
+                    self._shop.undo(record, [other for other, left in results.items() if left is None])
                     answers[uid] = results[uid] = None
                 except LostGpuError as error:
                     answers[uid], results[uid] = None, remnant(record, error.left)

@@ -131,9 +131,15 @@ class Workshop:
         """The records of all other claims."""
         return [record for other, record in self._session.records.items() if other != uid]
 
-    def undo(self, record: ClaimRecord) -> None:
-        """Undo a claim. ClaimError: a step could not be undone."""
-        self.plan.undo(record, self.others(record.ref.uid))
+    def undo(self, record: ClaimRecord, gone: Collection[str] = ()) -> None:
+        """Undo a claim. ClaimError: a step could not be undone.
+
+        Args:
+            record: of the claim.
+            gone: UIDs of claims that were undone before in the same call; their records still stand.
+        """
+        others = [other for other in self.others(record.ref.uid) if other.ref.uid not in gone]
+        self.plan.undo(record, others)
 
     def _work(self, record: ClaimRecord, inventory: NodeInventory, allocation: ClaimAllocation | None) -> Work:
         uid = record.ref.uid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from driver.prepare.sharing.daemons import DaemonSettings, MpsDaemons
-from driver.prepare.sharing.process import DaemonError
+from driver.prepare.sharing.process import DaemonError, DaemonProcess
 from native.commands import Deadline, DriverPrograms
 from native.mock import Failure, MockNode
 from native.smi import ComputeMode, NotSupportedError, NvidiaSmi
@@ -243,3 +245,90 @@ def test_a_gpu_without_time_slices_says_so(node: MockNode, programs: DriverProgr
     node.set_failures([Failure("nvidia-smi.set-timeslice", 3)])
     with pytest.raises(NotSupportedError):
         NvidiaSmi(programs).set_time_slice(node.profile.gpus[0].uuid, 3, Deadline(30))
+
+
+def emptied(folder: Path) -> None:
+    for entry in folder.iterdir():
+        entry.unlink()
+
+
+@pytest.mark.parametrize("what", ["emptied", "removed", "socket", "shm", "replaced"])
+def test_a_daemon_whose_folders_are_taken_away_is_ended_and_made_anew(
+    node: MockNode, daemons: MpsDaemons, programs: DriverPrograms, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemons.start(settings(node, 40), Deadline(30))
+    pid, folders = pid_of(daemons), daemons.folders(ID)
+    if what == "emptied":
+        emptied(folders.pipe)
+    elif what == "socket":
+        folders.socket.unlink()
+    elif what == "replaced":
+        folders.pipe.rename(folders.base / "old")
+        shutil.copytree(folders.base / "old", folders.pipe, ignore=lambda _folder, names: names)
+    else:
+        shutil.rmtree(folders.pipe if what == "removed" else folders.shm)
+    assert not daemons.runs(ID)
+    daemons.start(settings(node, 40), Deadline(30))
+    assert daemons.runs(ID)
+    assert pid_of(daemons) != pid
+    Changes().wait(lambda: not Path(f"/proc/{pid}").exists())
+    assert ask(daemons, programs, "get_default_active_thread_percentage") == "40.0"
+    (told,) = [text for text in caplog.messages if "it is ended and started anew" in text]
+    assert f"control daemon {pid} of claim ns/c (uid u) runs, but {folders.base}/" in told
+    assert daemons.restarts == 1
+    assert len([thread for thread in threading.enumerate() if thread.name == f"mps-{ID}"]) == 1
+
+
+def test_folders_that_stand_are_kept_for_the_containers_that_have_them(node: MockNode, daemons: MpsDaemons) -> None:
+    daemons.start(settings(node), Deadline(30))
+    folders = daemons.folders(ID)
+    before = [folder.stat().st_ino for folder in (folders.pipe, folders.shm)]
+    emptied(folders.pipe)
+    daemons.start(settings(node), Deadline(30))
+    assert [folder.stat().st_ino for folder in (folders.pipe, folders.shm)] == before
+
+
+def test_a_daemon_is_replaced_once_for_each_time_that_its_gpus_were_lost(
+    node: MockNode, daemons: MpsDaemons, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemons.start(settings(node, 40), Deadline(30))
+    pids = [pid_of(daemons)]
+    for renewal in ("first", "first", "", "second"):
+        daemons.start(replace(settings(node, 40), renewal=renewal), Deadline(30))
+        pids.append(pid_of(daemons))
+    assert pids[0] != pids[1] == pids[2] == pids[3] != pids[4]
+    told = [text for text in caplog.messages if "it is ended and started anew" in text]
+    assert len(told) == 2
+    assert all("a GPU that it serves was lost to it" in text for text in told)
+
+
+def test_a_daemon_that_is_well_is_left_alone_however_often_it_is_looked_at(
+    node: MockNode, daemons: MpsDaemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemons.start(settings(node), Deadline(30))
+    pid = pid_of(daemons)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", lambda *_arguments, **_fields: pytest.fail("a process was started"))
+        assert all(daemons.runs(ID) for _ in range(100))
+    (daemons.folders(ID).shm / "cuda.shm.0").write_text("a program's")
+    (daemons.folders(ID).pipe / "somebody's").write_text("x")
+    assert daemons.runs(ID)
+    daemons.start(settings(node), Deadline(30))
+    assert pid_of(daemons) == pid
+
+
+def test_one_that_does_not_end_is_told_and_no_second_one_runs_beside_it(
+    node: MockNode, daemons: MpsDaemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemons.start(settings(node), Deadline(30))
+    pid = pid_of(daemons)
+    emptied(daemons.folders(ID).pipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(DaemonProcess, "end", lambda _self, _seconds: False)
+        for _ in range(2):
+            with pytest.raises(DaemonError, match=f"process {pid} of MPS cannot be ended"):
+                daemons.start(settings(node), Deadline(30))
+            assert not daemons.runs(ID)
+    daemons.start(settings(node), Deadline(30))
+    assert daemons.runs(ID)
+    assert pid_of(daemons) != pid

@@ -21,6 +21,7 @@ import msgspec
 
 from driver.prepare.locks import KeyedLocks
 from driver.prepare.sharing.process import DaemonError, DaemonFolders, DaemonProcess, Launcher, adopt, left_of
+from driver.prepare.sharing.watch import Watch
 from driver.statefile import remedy
 from native.commands import CommandError, Deadline, DriverPrograms
 
@@ -30,9 +31,9 @@ PROGRAM: Final = "nvidia-cuda-mps-control"
 _ID = re.compile(r"\A[0-9a-f]{12}\Z")
 _QUIT_SECONDS: Final = 2
 """How long running programs get before their servers are ended: the pods are gone when a claim is unprepared."""
-_FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 60.0
 _RESTART_SECONDS: Final = 10.0
+_END_SECONDS: Final = 2.0
+"""For a process whose programs are lost anyway."""
 _TURN_SECONDS: Final = 0.5
 _LIMIT = re.compile(r"(\d+)\s*([GM])", re.IGNORECASE)
 
@@ -51,6 +52,9 @@ class DaemonSettings(msgspec.Struct, frozen=True):
     multi_user: bool = False
     claim: str = ""
     """For messages."""
+    renewal: str = ""
+    """Asks for a new process in place of one that was started without this very text: its GPUs were lost to it. A
+    keeper of an earlier version does not know it, and leaves the process."""
 
 
 class Daemons(Protocol):
@@ -106,7 +110,7 @@ class MpsDaemons:
         self._private_shm = private_shm
         self._lock = threading.Lock()
         self._locks = KeyedLocks()
-        self._watched: dict[str, _Watch] = {}
+        self._watched: dict[str, Watch] = {}
         self._restarts = 0
 
     @property
@@ -134,12 +138,15 @@ class MpsDaemons:
         with self._alone(settings.id, deadline):
             with self._lock:
                 watch = self._watched.get(settings.id)
-            if watch is not None and watch.alive:
-                self._apply(settings, self.folders(settings.id), deadline)
-                watch.settings = settings
-                return
+            if watch is not None and watch.process.alive:
+                fault = self._fault(watch, settings.renewal)
+                if fault is None:
+                    self._apply(settings, self.folders(settings.id), deadline)
+                    watch.settings = settings
+                    return
+                self._give_up(watch, fault)
             process = self._obtain(settings, deadline)
-            fresh = _Watch(settings, process, self._restart)
+            fresh = Watch(settings, process, self.folders(settings.id).places(), self._restart)
             with self._lock:
                 self._watched[settings.id] = fresh
                 self._restarts += watch is not None
@@ -148,10 +155,40 @@ class MpsDaemons:
             fresh.begin()
 
     def runs(self, daemon: str) -> bool:
-        """Whether the daemon runs and is watched here; it answered when that began."""
+        """Whether the daemon runs and is watched here, and its socket and folders are those with which it answered."""
         with self._lock:
             watch = self._watched.get(daemon)
-        return watch is not None and watch.alive
+        return watch is not None and watch.alive and self.folders(daemon).places() == watch.places
+
+    def _fault(self, watch: Watch, renewal: str) -> str | None:
+        """Why a process that runs is of no use; None: it is."""
+        if watch.stopping.is_set():
+            return "it was to be ended before"
+        for path, place in self.folders(watch.settings.id).places().items():
+            if place != watch.places[path]:
+                return f"{path} was {'removed' if place is None else 'replaced'}, so that no program can reach it"
+        if renewal and renewal != watch.settings.renewal:
+            return "a GPU that it serves was lost to it (reset, off the bus, or its driver loaded anew)"
+        return None
+
+    def _give_up(self, watch: Watch, fault: str) -> None:
+        """End a process that is of no use, and its servers. What is left of its folders stays: containers have them.
+
+        Raises:
+            DaemonError: it cannot be ended.
+        """
+        log.warning(
+            "the MPS control daemon %d of claim %s runs, but %s; it is ended and started anew, and running CUDA "
+            "programs of the claim fail",
+            watch.process.pid,
+            watch.settings.claim,
+            fault,
+        )
+        watch.stopping.set()
+        for process in (watch.process, *left_of(self.folders(watch.settings.id).pipe)):
+            if not process.end(_END_SECONDS):
+                raise DaemonError(f"process {process.pid} of MPS cannot be ended; it may hang on its GPU")
+        watch.join(_END_SECONDS)
 
     def stop(self, daemon: str, deadline: Deadline) -> None:
         """End a daemon and its servers, and remove its files. One that does not run is a success.
@@ -236,13 +273,14 @@ class MpsDaemons:
             raise DaemonError(str(error)) from error
         return launcher.start(arguments, folders, private_shm=self._private_shm)
 
-    def _restart(self, watch: _Watch) -> bool:
+    def _restart(self, watch: Watch) -> bool:
         """Start a watched daemon again; False where it does not start, or somebody is about to start or end it."""
         with self._locks.hold((watch.settings.id,), time.monotonic() + _TURN_SECONDS) as taken:
             if not taken or watch.stopping.is_set():
                 return False
             try:
                 watch.process = self._obtain(watch.settings, Deadline(_RESTART_SECONDS))
+                watch.places = self.folders(watch.settings.id).places()
             except DaemonError as error:
                 log.warning("the MPS control daemon of claim %s does not start: %s", watch.settings.claim, error)
                 return False
@@ -319,56 +357,6 @@ class MpsDaemons:
             self._command(folders, [f"quit -t {_QUIT_SECONDS}"], deadline)
         except DaemonError as error:
             log.info("control daemon of %s does not quit by itself: %s", folders.base.name, error)
-
-
-class _Watch:
-    """Waits for a daemon's end in a thread, and starts it again, with pauses that grow while it keeps ending.
-
-    Args:
-        settings: of the daemon.
-        process: which runs.
-        restart: puts another process into ``process``; False: it could not.
-    """
-
-    def __init__(self, settings: DaemonSettings, process: DaemonProcess, restart: Callable[[_Watch], bool]) -> None:
-        self.settings = settings
-        self.process = process
-        self.stopping = threading.Event()
-        self._restart = restart
-        self._thread = threading.Thread(target=self._run, name=f"mps-{settings.id}", daemon=True)
-
-    @property
-    def alive(self) -> bool:
-        return not self.stopping.is_set() and self.process.alive
-
-    def begin(self) -> None:
-        self._thread.start()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    def _run(self) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            begun = time.monotonic()
-            self.process.wait(None)
-            if time.monotonic() - begun > _LONGEST_PAUSE:
-                pause = _FIRST_PAUSE
-            if self.stopping.is_set():
-                return
-            log.warning(
-                "the MPS control daemon of claim %s ended (%s); it is started again in %g s, and running CUDA programs "
-                "of the claim fail",
-                self.settings.claim,
-                self.process.end_shown,
-                pause,
-            )
-            while True:
-                if self.stopping.wait(pause):
-                    return
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                if self._restart(self):
-                    break
 
 
 def _is_percentage(answer: str, wanted: int) -> bool:

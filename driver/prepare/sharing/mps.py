@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from driver.model import NodeInventory
+from driver.model import NodeInventory, Problem
 from driver.prepare.cdi import CdiMount, ContainerEdits
 from driver.prepare.config import MpsConfig, Strategy
-from driver.prepare.document import Cursor, DocumentError
 from driver.prepare.effective import sharing_of
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord
@@ -26,8 +26,10 @@ from driver.prepare.sharing.daemons import DaemonError, Daemons, DaemonSettings
 from driver.prepare.sharing.debts import Setting
 from driver.prepare.sharing.limits import pinned_limits
 from driver.prepare.sharing.modes import MPS, GpuModes, kept
+from driver.prepare.sharing.mpsrecord import MpsRecord, daemon_ids, mps_of
 from driver.prepare.sharing.shares import share_of
-from driver.prepare.steps import StepDefaults, Work
+from driver.prepare.sharing.sightings import Sighting, Sightings
+from driver.prepare.steps import Lock, StepDefaults, Work
 from native.commands import CommandError, Deadline
 from native.smi import ComputeMode, NotSupportedError
 
@@ -36,71 +38,10 @@ log = logging.getLogger(__name__)
 PIPE_IN_CONTAINER: Final = "/tmp/nvidia-mps"  # noqa: S108  where CUDA looks by default
 _MULTI_USER_SINCE: Final = (7, 0)
 _RECHECK_SECONDS: Final = 600.0
-"""How long a compute mode is believed that was read; a GPU that was reset, or its driver loaded anew, has lost it."""
+"""How long a compute mode is believed that was read, where NVML does not tell it with each reading of the node and
+nothing is seen to happen to the GPU."""
+_DONE: Final = "mps done"
 _OPTIONS: Final = ("rw", "nosuid", "nodev", "rbind", "rprivate")
-
-
-class MpsRecord(msgspec.Struct, frozen=True):
-    """What a claim's record says of MPS on one device."""
-
-    daemon: str
-    """Id of the daemon that serves it; equal on all devices that it serves."""
-    percentage: int | None = None
-    """Default active thread percentage of the daemon."""
-    pinned_mib: int | None = None
-    """Default limit of pinned memory on this device."""
-    multi_user: bool = False
-    share_percentage: int | None = None
-    """What the claim's part of a shared GPU comes to; CUDA keeps to it through the container's environment."""
-    share_mib: int | None = None
-
-    def to_data(self) -> dict[str, object]:
-        """As it is stored."""
-        named = {
-            "daemon": self.daemon,
-            "activeThreadPercentage": self.percentage,
-            "pinnedMiB": self.pinned_mib,
-            "multiUser": self.multi_user or None,
-            "sharePercentage": self.share_percentage,
-            "shareMiB": self.share_mib,
-        }
-        return {key: value for key, value in named.items() if value is not None}
-
-    def shown(self) -> str:
-        """The settings that all users of the daemon have in common."""
-        percentage = "all threads" if self.percentage is None else f"{self.percentage} % of the threads"
-        memory = "no memory limit" if self.pinned_mib is None else f"{self.pinned_mib} MiB"
-        return f"{percentage}, {memory}{', multi-user' if self.multi_user else ''}"
-
-
-def mps_of(device: DeviceRecord) -> MpsRecord | None:
-    """What the record says; None where the device has no MPS."""
-    data = device.data.get(MPS)
-    if data is None:
-        return None
-    cursor = Cursor(data, f"{device.device}.data.mps")
-    multi_user = cursor.find("multiUser")
-    try:
-        return MpsRecord(
-            cursor.get("daemon").text(),
-            _number(cursor, "activeThreadPercentage"),
-            _number(cursor, "pinnedMiB"),
-            multi_user is not None and multi_user.boolean(),
-            _number(cursor, "sharePercentage"),
-            _number(cursor, "shareMiB"),
-        )
-    except DocumentError as error:
-        raise ClaimError(f"the record of {device.device} cannot be read: {error}", Reason.STATE_UNAVAILABLE) from error
-
-
-def daemon_ids(record: ClaimRecord) -> frozenset[str]:
-    """The daemons that a claim uses; none of a record that cannot be read."""
-    found = set()
-    for device in record.devices:
-        daemon = device.data.get(MPS, {}).get("daemon")
-        if isinstance(daemon, str):
-            found.add(daemon)
-    return frozenset(found)
 
 
 class MpsStep(StepDefaults):
@@ -110,6 +51,7 @@ class MpsStep(StepDefaults):
         modes: sets the compute mode; that it is set back is the business of ``ModeStep``, behind the daemons' end.
         daemons: the node's daemons.
         seconds: that one claim may take until its daemons answer.
+        sightings: what happens to GPUs; one for all steps.
     """
 
     name = MPS
@@ -118,12 +60,17 @@ class MpsStep(StepDefaults):
     do_points = ("s2",)
     undo_points = ("v2",)
 
-    def __init__(self, modes: GpuModes, daemons: Daemons, seconds: float = 10.0) -> None:
+    def __init__(
+        self, modes: GpuModes, daemons: Daemons, seconds: float = 10.0, sightings: Sightings | None = None
+    ) -> None:
         self._modes = modes
         self._daemons = daemons
         self._seconds = seconds
-        self._closed: dict[str, float] = {}
-        """GPU -> when it was last known to let one server in."""
+        self._sightings = sightings or Sightings()
+        self._closed: dict[str, tuple[float, Sighting]] = {}
+        """GPU -> when it was last known to let one server in, and what had happened to it by then."""
+        self._began: dict[tuple[str, str], int] = {}
+        """(daemon, PCI address of a GPU of it) -> the losses of that GPU before the daemon began."""
 
     def check(self, work: Work) -> None:
         """Compute every limit, and put it into the record, with the compute mode that the GPUs have."""
@@ -149,20 +96,32 @@ class MpsStep(StepDefaults):
             for device in devices:
                 if device.partition is None:
                     self._exclude(work, device, deadline)
+            losses = {device.address: self._sightings.of(device.address).losses for device in devices}
+            if self._is_outlived(settings.id, losses) and self._daemons.runs(settings.id):
+                settings = msgspec.structs.replace(settings, renewal=secrets.token_hex(4))  # noqa: PLW2901  the same
             try:
                 self._daemons.start(settings, deadline)
             except DaemonError as error:
                 raise ClaimError(
                     f"MPS on {', '.join(device.device for device in devices)}: {error}", Reason.DEVICE_NOT_READY
                 ) from error
+            self._began.update({(settings.id, address): count for address, count in losses.items()})
+        work.seen[_DONE] = True
 
     def is_done(self, work: Work) -> bool:
-        """Whether every daemon runs and is watched, and its GPUs let nobody else in, as far as they tell."""
+        """Whether every daemon runs and is watched, its GPUs were not lost meanwhile, and let nobody else in, as far as
+        they tell."""
         deadline = Deadline(self._seconds)
+        found = _daemons(work.record)
+        if not all(self._daemons.runs(settings.id) for settings, _ in found):
+            return False
+        if _DONE in work.seen:  # a moment ago; the reading of the node is from before it
+            return True
+        self._sightings.look(work.inventory)
         return all(
-            self._daemons.runs(settings.id)
-            and all(device.partition is not None or self._is_closed(device.uuid, deadline) for device in devices)
-            for settings, devices in _daemons(work.record)
+            not self._is_outlived(settings.id, {one.address: self._sightings.of(one.address).losses for one in devices})
+            and all(device.partition is not None or self._is_closed(work, device, deadline) for device in devices)
+            for settings, devices in found
         )
 
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
@@ -178,6 +137,14 @@ class MpsStep(StepDefaults):
                 raise ClaimError(f"MPS of claim {record.ref}: {error}", Reason.DEVICE_NOT_READY) from error
             for device in devices:
                 self._closed.pop(device.uuid, None)
+                self._began.pop((settings.id, device.address), None)
+
+    def sweep(
+        self, records: Callable[[], Collection[ClaimRecord]], inventory: NodeInventory, lock: Lock
+    ) -> Iterable[Problem]:
+        """Take note of GPUs that are away: their claims can be made right only when they are back."""
+        self._sightings.look(inventory)
+        return ()
 
     def serves(self, record: ClaimRecord) -> bool:
         """Whether the claim's daemons run: a container that starts without them would find its GPU closed."""
@@ -242,26 +209,50 @@ class MpsStep(StepDefaults):
             self._modes.change(work, device, MPS, Setting.COMPUTE_MODE, wanted, deadline)
         except NotSupportedError as error:
             log.warning("GPU %s keeps its compute mode, so processes outside of MPS can use it: %s", device.uuid, error)
-            self._closed[device.uuid] = math.inf  # and will not be asked again
+            self._closed[device.uuid] = math.inf, self._sightings.of(device.address)  # and will not be asked again
             return
         except CommandError as error:
             raise ClaimError(
                 f"the compute mode of {device.device} cannot be set for MPS: {error}", Reason.DEVICE_NOT_READY
             ) from error
-        self._closed[device.uuid] = time.monotonic()
+        self._closed[device.uuid] = time.monotonic(), self._sightings.of(device.address)
 
-    def _is_closed(self, uuid: str, deadline: Deadline) -> bool:
-        seen = self._closed.get(uuid)
-        if seen is not None and time.monotonic() - seen < _RECHECK_SECONDS:
+    def _is_outlived(self, daemon: str, losses: Mapping[str, int]) -> bool:
+        """Whether a daemon began before one of its GPUs was lost: its servers have that GPU no more, and none begins
+        anew as long as they are there."""
+        return any(self._began.get((daemon, address), 0) != count for address, count in losses.items())
+
+    def _is_closed(self, work: Work, device: DeviceRecord, deadline: Deadline) -> bool:
+        """Whether a GPU lets one server in. NVML tells with each reading, which costs nothing; nvidia-smi is asked only
+        where that says otherwise, for the reading may be older than what was set, or says nothing for long."""
+        uuid, now = device.uuid, self._sightings.of(device.address)
+        at, then = self._closed.get(uuid, (-math.inf, None))
+        if at == math.inf:
+            return True
+        told = _told_mode(work.inventory, device.address)
+        if told == ComputeMode.EXCLUSIVE_PROCESS:
+            self._closed[uuid] = time.monotonic(), now
+            return True
+        if told is None and then == now and time.monotonic() - at < _RECHECK_SECONDS:
             return True
         try:
             mode = self._modes.read(uuid, Setting.COMPUTE_MODE, deadline)
         except CommandError as error:
             raise _unreadable(uuid, error) from error
         if mode not in (None, ComputeMode.EXCLUSIVE_PROCESS):
+            text = "claim %s: GPU %s has compute mode %s, not %s: it was reset, or somebody changed it; it is set again"
+            log.warning(text, work.record.ref, uuid, mode, ComputeMode.EXCLUSIVE_PROCESS)
             return False
-        self._closed[uuid] = time.monotonic()
+        self._closed[uuid] = time.monotonic(), now
         return True
+
+
+def _told_mode(inventory: NodeInventory, address: str) -> str | None:
+    """The compute mode of the last reading, in nvidia-smi's spelling; None where it was not told."""
+    gpu = inventory.at(address)
+    if gpu is None or gpu.compute_mode is None or "compute_mode" in gpu.unread:
+        return None
+    return gpu.compute_mode.upper()
 
 
 def _unreadable(uuid: str, error: CommandError) -> ClaimError:
@@ -353,8 +344,3 @@ def _daemons(record: ClaimRecord) -> list[tuple[DaemonSettings, list[DeviceRecor
         )
         found.append((settings, [device for device, _ in pairs]))
     return found
-
-
-def _number(cursor: Cursor, key: str) -> int | None:
-    found = cursor.find(key)
-    return None if found is None else found.integer()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -30,6 +30,10 @@ _PREFIX: Final = b"nvidia-cuda-mps-"
 
 class DaemonError(Exception):
     """A daemon does not do what it should; the message says what, and what it said last."""
+
+
+Places: TypeAlias = Mapping[Path, tuple[int, int] | None]
+"""Path -> (device, inode); None: nothing is there. Another one under the same path is not the daemon's."""
 
 
 class DaemonFolders(msgspec.Struct, frozen=True):
@@ -84,6 +88,10 @@ class DaemonFolders(msgspec.Struct, frozen=True):
                 f"{error.filename} cannot be made: {error.strerror}; {remedy(error)} (setting mpsDir)"
             ) from error
 
+    def places(self) -> Places:
+        """What stands at the paths by which programs reach the daemon; costs three looks at a file system."""
+        return {path: _number_of(path) for path in (self.pipe, self.socket, self.shm)}
+
     def last_words(self) -> str:
         """The end of what the daemon printed or logged, for messages."""
         for path in (self.log / "console.log", self.log / "control.log"):
@@ -92,6 +100,14 @@ class DaemonFolders(msgspec.Struct, frozen=True):
                 if words:
                     return f": {words[-_SHOWN:]}"
         return ""
+
+
+def _number_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class DaemonProcess:

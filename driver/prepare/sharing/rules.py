@@ -12,7 +12,7 @@ from driver.prepare.config import Interval
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord
 from driver.prepare.sharing.modes import interval_of
-from driver.prepare.sharing.mps import mps_of
+from driver.prepare.sharing.mpsrecord import mps_of
 from driver.prepare.steps import StepDefaults, Work
 
 

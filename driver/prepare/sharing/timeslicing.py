@@ -7,21 +7,27 @@ was set for everybody broke all pods on GPUs without the feature).
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
+from driver.model import NodeInventory, Problem
 from driver.prepare.config import DeviceConfig, GpuConfig, Interval, Strategy
 from driver.prepare.errors import ClaimError, Reason
 from driver.prepare.records import ClaimRecord, DeviceRecord
 from driver.prepare.sharing.debts import Setting
 from driver.prepare.sharing.modes import LEVELS, TIME_SLICE, GpuModes, interval_of, kept
-from driver.prepare.steps import StepDefaults, Work
+from driver.prepare.sharing.sightings import Sighting, Sightings
+from driver.prepare.steps import Lock, StepDefaults, Work
 from native.commands import CommandError, Deadline
 from native.smi import ComputeMode, NotSupportedError
 
+log = logging.getLogger(__name__)
+
 _RECHECK_SECONDS: Final = 600.0
-"""How long what was read back is believed; a driver that was loaded anew has forgotten it."""
+"""How long what was read back is believed, where nothing is seen to happen to the GPU."""
+_DONE: Final = "time slice done"
 
 
 class TimeSliceStep(StepDefaults):
@@ -30,6 +36,7 @@ class TimeSliceStep(StepDefaults):
     Args:
         modes: sets and reads; that it is set back is the business of ``ModeStep``.
         seconds: that all calls for one claim may take together.
+        sightings: what happens to GPUs; one for all steps.
     """
 
     name = TIME_SLICE
@@ -38,10 +45,12 @@ class TimeSliceStep(StepDefaults):
     do_points = ("s1",)
     undo_points = ("v1",)
 
-    def __init__(self, modes: GpuModes, seconds: float = 10.0) -> None:
+    def __init__(self, modes: GpuModes, seconds: float = 10.0, sightings: Sightings | None = None) -> None:
         self._modes = modes
         self._seconds = seconds
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._sightings = sightings or Sightings()
+        self._seen: dict[str, tuple[str, float, Sighting]] = {}
+        """GPU -> the interval that it had, when, and what had happened to it by then."""
 
     def check(self, work: Work) -> None:
         """Put what is wanted into the record, with what the GPUs are set to."""
@@ -75,12 +84,15 @@ class TimeSliceStep(StepDefaults):
                 raise ClaimError(
                     f"the time slice of {device.device} cannot be set to {interval}: {error}", Reason.DEVICE_NOT_READY
                 ) from error
-            self._seen[device.uuid] = interval, time.monotonic()
+            self._seen[device.uuid] = interval, time.monotonic(), self._sightings.of(device.address)
+        work.seen[_DONE] = True
 
     def is_done(self, work: Work) -> bool:
         """Whether every GPU has its slice, as far as it tells."""
         deadline = Deadline(self._seconds)
-        return all(self._has(device.uuid, interval, deadline) for device, interval in _wanted(work.record))
+        if _DONE not in work.seen:  # else the reading of the node is from before it
+            self._sightings.look(work.inventory)
+        return all(self._has(work, device, interval, deadline) for device, interval in _wanted(work.record))
 
     def undo(self, record: ClaimRecord, others: Sequence[ClaimRecord]) -> None:
         """Believe nothing any more of GPUs that no other claim wants sliced."""
@@ -89,17 +101,27 @@ class TimeSliceStep(StepDefaults):
             if device.uuid not in still:
                 self._seen.pop(device.uuid, None)
 
-    def _has(self, uuid: str, interval: str, deadline: Deadline) -> bool:
+    def sweep(
+        self, records: Callable[[], Collection[ClaimRecord]], inventory: NodeInventory, lock: Lock
+    ) -> Iterable[Problem]:
+        """Take note of GPUs that are away: their claims can be made right only when they are back."""
+        self._sightings.look(inventory)
+        return ()
+
+    def _has(self, work: Work, device: DeviceRecord, interval: str, deadline: Deadline) -> bool:
+        uuid, now = device.uuid, self._sightings.of(device.address)
         seen = self._seen.get(uuid)
-        if seen is not None and seen[0] == interval and time.monotonic() - seen[1] < _RECHECK_SECONDS:
+        if seen is not None and (seen[0], seen[2]) == (interval, now) and time.monotonic() - seen[1] < _RECHECK_SECONDS:
             return True
         try:
             found = self._modes.read(uuid, Setting.TIME_SLICE, deadline)
         except CommandError as error:
             raise _unreadable(uuid, error) from error
         if found is not None and found != str(LEVELS[interval]):
+            text = "claim %s: GPU %s has time slice %s, not %s: it was reset, or somebody changed it; it is set again"
+            log.warning(text, work.record.ref, uuid, found, LEVELS[interval])
             return False
-        self._seen[uuid] = interval, time.monotonic()
+        self._seen[uuid] = interval, time.monotonic(), now
         return True
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from driver.model import NodeInventory
 from driver.prepare import DeviceNodes, Preparer
 from driver.prepare.sharing.daemons import DaemonSettings
@@ -17,12 +19,19 @@ from driver.prepare.sharing.mps import MpsStep
 from driver.prepare.sharing.process import DaemonError, DaemonFolders
 from driver.prepare.sharing.rules import SharingRulesStep
 from driver.prepare.sharing.shares import ShareStep
+from driver.prepare.sharing.sightings import Sightings
 from driver.prepare.sharing.timeslicing import TimeSliceStep
 from driver.prepare.steps import Step
 from native.commands import CommandError, Deadline
 from native.smi import ComputeMode
 from tests.unit.prepare.prepare_node import DRIVER, POOL, FakeNode, config, gpu, gpu_config, result
 
+_SHOWN = {
+    None: "Default",
+    ComputeMode.DEFAULT: "Default",
+    ComputeMode.PROHIBITED: "Prohibited",
+    ComputeMode.EXCLUSIVE_PROCESS: "Exclusive_Process",
+}
 SHARES = tuple(f"{index:08x}-0f3a-4b6d-9a6e-0d6f1f0c2a11" for index in range(8))
 
 
@@ -72,6 +81,8 @@ class FakeDaemons:
         self.base = base
         self.running: dict[str, DaemonSettings] = {}
         self.starts = 0
+        self.renewals = 0
+        """How often a daemon that ran was replaced."""
         self.fault: DaemonError | None = None
 
     def folders(self, daemon: str) -> DaemonFolders:
@@ -80,7 +91,9 @@ class FakeDaemons:
     def start(self, settings: DaemonSettings, deadline: Deadline) -> None:
         if self.fault is not None:
             raise self.fault
-        self.starts += settings.id not in self.running
+        before = self.running.get(settings.id)
+        self.starts += before is None
+        self.renewals += before is not None and settings.renewal not in ("", before.renewal)
         self.running[settings.id] = settings
 
     def runs(self, daemon: str) -> bool:
@@ -98,9 +111,27 @@ class SharingNode(FakeNode):
 
     smi: FakeSmi = field(default_factory=FakeSmi)
     shares: Callable[[str, NodeInventory], int | None] = lambda _device, _inventory: 4
+    tells_modes: bool = False
+    """Whether NVML tells compute modes with each reading."""
+    bindings: dict[str, int] = field(default_factory=dict)
+    """PCI address -> what changes when the driver is bound anew."""
 
     def __post_init__(self) -> None:
         self.daemons = FakeDaemons(self.base / "mps")
+        self.sightings = Sightings(self.bindings.get)
+
+    def inventory(self) -> NodeInventory | None:
+        found = super().inventory()
+        if found is None or not self.tells_modes:
+            return found
+        gpus = (replace(gpu, compute_mode=_SHOWN[self.smi.modes.get(gpu.uuid or "")]) for gpu in found.gpus)
+        return replace(found, gpus=tuple(gpus))
+
+    def reset(self, *indices: int) -> None:
+        """GPUs are set to their defaults, as by a reset; nothing else shows it."""
+        for index in indices:
+            self.smi.modes.pop(uuid(index), None)
+            self.smi.slices.pop(uuid(index), None)
 
     def steps(self) -> Sequence[Step]:
         smi: Any = self.smi
@@ -109,8 +140,8 @@ class SharingNode(FakeNode):
         return (
             ModeStep(modes),
             ShareStep(self.shares),
-            MpsStep(modes, daemons),
-            TimeSliceStep(modes),
+            MpsStep(modes, daemons, sightings=self.sightings),
+            TimeSliceStep(modes, sightings=self.sightings),
             SharingRulesStep(),
         )
 
@@ -119,6 +150,7 @@ class SharingNode(FakeNode):
         return self.state_dir / "debts.json"
 
     def start(self, patience: float = 10.0) -> Preparer:
+        self.sightings = Sightings(self.bindings.get)
         return Preparer(
             DRIVER,
             POOL,

@@ -78,7 +78,7 @@ def test_before_the_node_is_read_they_are_in_doubt_and_withhold_what_is_theirs_a
 
 
 def test_a_daemon_of_a_claim_that_only_its_file_knows_is_not_taken_for_an_orphan(node: SharingNode) -> None:
-    from driver.prepare.sharing.mps import daemon_ids
+    from driver.prepare.sharing.mpsrecord import daemon_ids
 
     prepared(node)
     lose(node)

@@ -15,7 +15,7 @@ from driver.prepare import ClaimError, Reason
 from driver.prepare.records import ClaimRecord
 from driver.prepare.sharing import modestep
 from driver.prepare.sharing.modes import LEVELS, interval_of
-from driver.prepare.sharing.mps import daemon_ids
+from driver.prepare.sharing.mpsrecord import daemon_ids
 from native.commands import CommandError
 from native.smi import ComputeMode
 from tests.unit.prepare.prepare_node import claim, gpu, ref, result

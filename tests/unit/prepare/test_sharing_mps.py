@@ -339,3 +339,13 @@ def test_every_device_gets_the_most_exact_limit_or_the_key_is_refused(
     found = pinned_limits(made, devices)
     for index in range(count):
         assert found.get(f"cdi{index}") == keyed.get(str(index), keyed.get("*", default))
+
+
+@pytest.mark.bug("B102")
+def test_claims_that_share_a_daemon_and_go_in_one_call_leave_none(node: SharingNode) -> None:
+    preparer = node.start()
+    for number, uid in enumerate(("u1", "u2")):
+        prepare(preparer, claim(uid, share(0, number), configs=[mps()]))
+    assert preparer.unprepare([ref("u1"), ref("u2")]) == {"u1": None, "u2": None}
+    assert node.daemons.running == {}
+    assert node.smi.modes == {uuid(0): ComputeMode.DEFAULT}
