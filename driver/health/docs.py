@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driver.health.findings import CAUSES
+from driver.health.findings import CAUSES, MAX_RETIRED_PAGES
 from driver.health.verdicts import TAINTS
 from driver.health.xids import DIFFERENCES, XIDS, Severity
 
@@ -57,6 +57,9 @@ The worst finding decides. A benign XID after a fatal one changes nothing.
 * What each probe can see (lost, hung, hot, a link down) has passed when it stayed away for `healthRecoverySeconds`
   (120). One that comes and goes is one spell: one taint, not many. Links, PCIe, heat and power are believed at the
   second probe in a row.
+* What the board itself remembers (rows that are remapped, pages that are retired) has passed when probes say so. One
+  that says nothing of it changes nothing (NVML tells of no rows while there are MIG instances), unless the GPU or the
+  driver went away and came back in between.
 * An event of severity `device` has passed when the GPU was well at each probe for that long.
 * An event of severity `fatal` has passed likewise, but only after something that ends it: the GPU or the driver went
   away and came back, or the driver says that no recovery action is needed (R570 on).
@@ -83,6 +86,15 @@ _CAUSES = {
     ),
     "row-remap-pending": ("degraded", "a memory row waits for a reset to be remapped"),
     "row-remap-failure": ("fatal", "a memory row could not be remapped"),
+    "page-retirement-pending": (
+        "degraded, or device behind an uncorrectable error",
+        "a memory page waits for a reset to be retired (before Ampere); behind an uncorrectable error no program can \
+begin",
+    ),
+    "pages-retired": (
+        "device",
+        f"{MAX_RETIRED_PAGES} memory pages or more are retired (before Ampere): the board is to be replaced",
+    ),
     "repair-pending": ("degraded", "a repair of a memory channel or a TPC waits for a reset"),
     "recovery-action": ("fatal or device", "the driver asks for a reset, a reboot or a drain"),
     "poison": ("fatal or application", "poisoned data was used"),

@@ -3,7 +3,8 @@
 A finding has a cause, which is a constant, and says by ``gpu_instance`` which partition it is about (None: the whole
 GPU, and so every partition of it: NVML writes 0xFFFFFFFF for that). Two kinds differ in how they end:
 
-* a sight is there as long as each look shows it (lost, hung, a row waiting for its remapping, a hot GPU);
+* a sight is there as long as each look shows it (lost, hung, a row waiting for its remapping, a hot GPU); of what the
+  board remembers, a look that does not tell of it shows nothing new;
 * an event happened once (XID, poison): it stands until the GPU has proven itself, see ``driver.health.keeper``.
 """
 
@@ -18,7 +19,7 @@ from driver.health.xids import Severity, describe
 from driver.model import Gpu, GpuState
 from native.nvml.errors import NvmlReturn, code_name
 from native.nvml.eventtypes import EventType, NvmlEvent
-from native.nvml.healthtypes import GpuHealth
+from native.nvml.healthtypes import GpuHealth, RemappedRows, RetiredPages
 
 LOST: Final = "lost"
 HANG: Final = "hang"
@@ -27,6 +28,8 @@ XID: Final = "xid"
 ECC: Final = "ecc"
 ROW_REMAP_PENDING: Final = "row-remap-pending"
 ROW_REMAP_FAILURE: Final = "row-remap-failure"
+PAGE_RETIREMENT_PENDING: Final = "page-retirement-pending"
+PAGES_RETIRED: Final = "pages-retired"
 REPAIR_PENDING: Final = "repair-pending"
 RECOVERY_ACTION: Final = "recovery-action"
 POISON: Final = "poison"
@@ -38,10 +41,24 @@ THERMAL: Final = "thermal-slowdown"
 POWER: Final = "power-brake"
 
 CAUSES: Final = (
-    LOST, HANG, UNREADABLE, XID, ECC, ROW_REMAP_PENDING, ROW_REMAP_FAILURE, REPAIR_PENDING, RECOVERY_ACTION, POISON,
-    UNAVAILABLE, UNMONITORED, NVLINK, PCIE, THERMAL, POWER,
+    LOST, HANG, UNREADABLE, XID, ECC, ROW_REMAP_PENDING, ROW_REMAP_FAILURE, PAGE_RETIREMENT_PENDING, PAGES_RETIRED,
+    REPAIR_PENDING, RECOVERY_ACTION, POISON, UNAVAILABLE, UNMONITORED, NVLINK, PCIE, THERMAL, POWER,
 )  # fmt: skip
 """All causes; what ``healthIgnoreCauses`` may name."""
+
+REMEMBERED: Final[Mapping[str, str]] = {
+    ROW_REMAP_PENDING: "remapped_rows",
+    ROW_REMAP_FAILURE: "remapped_rows",
+    PAGE_RETIREMENT_PENDING: "retired_pages",
+    PAGES_RETIRED: "retired_pages",
+}
+"""Sights of what the board keeps in its InfoROM -> the field of ``GpuHealth`` that tells of it. It may not tell:
+remapped rows are not supported while there are MIG instances (nvml.h)."""
+
+MAX_RETIRED_PAGES: Final = 60
+"""Pages retired for either cause from which NVIDIA has the board looked at for its replacement: DCGM isolates such a
+GPU (DCGM_FR_RETIRED_PAGES_LIMIT with DCGM_LIMIT_MAX_RETIRED_PAGES 60; 63 in later ones), and 64 is all that a board has
+room for (NVIDIA, "GPU Memory Error Management", on row remapping)."""
 
 _HW_THERMAL: Final = 0x40
 _HW_POWER_BRAKE: Final = 0x80
@@ -169,13 +186,7 @@ def risen(before: GpuHealth, now: GpuHealth) -> str:
         told = next(((was, known) for was, known in pairs if was is not None and known is not None), (0, 0))
         if told[1] > told[0]:
             said.append(f"{told[1] - told[0]} {word} ECC errors")
-    rows, old = now.remapped_rows, before.remapped_rows
-    if rows is not None and old is not None:
-        count = rows.correctable + rows.uncorrectable - old.correctable - old.uncorrectable
-        if count > 0:
-            said.append(f"{count} memory rows remapped")
-        said += ["a memory row waits to be remapped"] if rows.pending and not old.pending else []
-        said += ["a memory row could not be remapped"] if rows.failure and not old.failure else []
+    said += _rows_risen(before.remapped_rows, now.remapped_rows) + _pages_risen(before.retired_pages, now.retired_pages)
     if any(now.repair_pending or ()) and not any(before.repair_pending or ()):
         said.append("a repair waits for a reset")
     if now.recovery_action and now.recovery_action != before.recovery_action:
@@ -183,6 +194,25 @@ def risen(before: GpuHealth, now: GpuHealth) -> str:
     if (code := now.codes.get("handle")) is not None:
         said.append(f"it does not answer ({code_name(code)})")
     return ", ".join(said)
+
+
+def _rows_risen(old: RemappedRows | None, rows: RemappedRows | None) -> list[str]:
+    if rows is None or old is None:
+        return []
+    count = rows.correctable + rows.uncorrectable - old.correctable - old.uncorrectable
+    said = [f"{count} memory rows remapped"] if count > 0 else []
+    said += ["a memory row waits to be remapped"] if rows.pending and not old.pending else []
+    said += ["a memory row could not be remapped"] if rows.failure and not old.failure else []
+    return said
+
+
+def _pages_risen(old: RetiredPages | None, pages: RetiredPages | None) -> list[str]:
+    if pages is None or old is None:
+        return []
+    count = pages.single_bit + pages.double_bit - old.single_bit - old.double_bit
+    said = [f"{count} memory pages retired"] if count > 0 else []
+    said += ["a memory page waits to be retired"] if pages.pending and not old.pending else []
+    return said
 
 
 NO_DRIVER: Final = frozenset(
@@ -199,6 +229,7 @@ def _probed(health: GpuHealth) -> Iterable[Finding]:
     elif rows is not None and rows.pending:
         message = "a memory row waits to be remapped; reset the GPU when it is idle"
         yield Finding(ROW_REMAP_PENDING, Severity.DEGRADED, message)
+    yield from _pages(health)
     if health.repair_pending is not None and any(health.repair_pending):
         what = " and ".join(name for name, on in zip(("channel", "TPC"), health.repair_pending, strict=True) if on)
         yield Finding(REPAIR_PENDING, Severity.DEGRADED, f"a {what} repair waits; reset the GPU when it is idle")
@@ -217,3 +248,26 @@ def _probed(health: GpuHealth) -> Iterable[Finding]:
         yield Finding(THERMAL, Severity.DEGRADED, f"the clocks are held down by heat{degrees}; check the cooling")
     if reasons & _HW_POWER_BRAKE:
         yield Finding(POWER, Severity.DEGRADED, "the clocks are held down by the power brake; check the power supply")
+
+
+def _pages(health: GpuHealth) -> Iterable[Finding]:
+    """What retired pages say, on boards that remap no rows (before Ampere).
+
+    A page is taken out of use when the GPU is next initialised. One that waits because of corrected errors harms nobody
+    until then; behind an uncorrectable error no program gets a context before (NVIDIA, "Dynamic Page Retirement").
+    Pages that are out of use harm nobody either: a board with many is kept from new work, and its programs go on. One
+    that could not be retired is XID 64.
+    """
+    pages = health.retired_pages
+    if pages is None:
+        return
+    if pages.pending and health.ecc_uncorrected_volatile:
+        message = "a memory page waits to be retired behind an uncorrectable error, no program can begin; reset the GPU"
+        yield Finding(PAGE_RETIREMENT_PENDING, Severity.DEVICE, message)
+    elif pages.pending:
+        message = "a memory page waits to be retired; reset the GPU when it is idle"
+        yield Finding(PAGE_RETIREMENT_PENDING, Severity.DEGRADED, message)
+    total = pages.single_bit + pages.double_bit
+    if total >= MAX_RETIRED_PAGES:
+        counts = f"{total} memory pages are retired, {pages.double_bit} of them for double-bit errors"
+        yield Finding(PAGES_RETIRED, Severity.DEVICE, f"{counts}; replace the GPU")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -59,7 +59,7 @@ class Standing(msgspec.Struct):
     count: int = 1
     believed: bool = True
     cleared: bool = False
-    """For a FATAL event: something has happened since that ends it."""
+    """Something has happened since that ends a FATAL event, and after which what the board remembers is told anew."""
 
 
 class GpuHistory(msgspec.Struct):
@@ -163,7 +163,7 @@ class Keeper:
                 gpu.well_since = None
                 gpu.reached = False
                 if unloaded:
-                    self._clear(gpu)
+                    self._clear(gpu.standing)
 
     @property
     def formerly_ill(self) -> frozenset[str]:
@@ -283,24 +283,31 @@ class Keeper:
         answers = probe is not None and probe.codes.get("handle") is None
         broken = any(one.cause in _BREAKS for one in found)
         gpu.reached = answers or broken
-        if broken or (probe is not None and probe.recovery_action == 0):
-            self._clear(gpu)
+        if broken:
+            self._clear(gpu.standing)
+        elif probe is not None and probe.recovery_action == 0:
+            self._clear(one for one in gpu.standing if one.finding.event)
         if not answers or any(one.severity >= Severity.DEVICE for one in judged):
             gpu.well_since = None
         elif gpu.well_since is None:
             gpu.well_since = now
         seen = {one.key for one in judged}
-        gpu.standing = [one for one in gpu.standing if one.finding.key in seen or not self._passed(gpu, one, now)]
+        gpu.standing = [
+            one for one in gpu.standing if one.finding.key in seen or not self._passed(gpu, one, now, probe)
+        ]
 
     @staticmethod
-    def _clear(gpu: GpuHistory) -> None:
-        for one in gpu.standing:
+    def _clear(standing: Iterable[Standing]) -> None:
+        for one in standing:
             one.cleared = True
 
-    def _passed(self, gpu: GpuHistory, one: Standing, now: float) -> bool:
+    def _passed(self, gpu: GpuHistory, one: Standing, now: float, probe: GpuHealth | None) -> bool:
         """Whether what is not seen any more has passed."""
         if not one.believed:
             return True  # a matter of a moment
+        told = findings.REMEMBERED.get(one.finding.cause)
+        if told is not None and not one.finding.event and not one.cleared and getattr(probe, told, None) is None:
+            return False  # what the board remembers was not told: that is no change
         wait = self._policy.recovery_seconds
         if not one.finding.event or one.finding.severity <= Severity.APPLICATION:
             return now - one.seen >= wait

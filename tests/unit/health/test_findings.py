@@ -14,7 +14,7 @@ from driver.health.findings import of_event, of_gpu, of_health, of_registration,
 from driver.health.xids import XIDS, Severity, describe
 from driver.model import GpuState, MigMode, NvLinkLink
 from native.nvml.eventtypes import HEALTH_EVENTS, EventType, NvmlEvent
-from native.nvml.healthtypes import GpuHealth, RemappedRows
+from native.nvml.healthtypes import GpuHealth, RemappedRows, RetiredPages
 
 ADDRESS = "0000:1b:00.0"
 
@@ -123,6 +123,9 @@ def test_a_slower_pcie_link_is_a_degradation(bench: Any, field: dict[str, int]) 
     [
         ({"remapped_rows": RemappedRows(1, 1, True, False)}, "row-remap-pending", Severity.DEGRADED),
         ({"remapped_rows": RemappedRows(1, 1, True, True)}, "row-remap-failure", Severity.FATAL),
+        ({"retired_pages": RetiredPages(1, 0, True)}, "page-retirement-pending", Severity.DEGRADED),
+        ({"retired_pages": RetiredPages(60, 0, False)}, "pages-retired", Severity.DEVICE),
+        ({"retired_pages": RetiredPages(30, 30, False)}, "pages-retired", Severity.DEVICE),
         ({"repair_pending": (True, False)}, "repair-pending", Severity.DEGRADED),
         ({"ecc_uncorrected_volatile": 1}, "ecc", Severity.DEVICE),
         ({"ecc_uncorrected_volatile": 1, "recovery_action": 0}, "ecc", Severity.DEGRADED),
@@ -142,6 +145,38 @@ def test_each_reading_has_its_cause(reading: dict[str, Any], cause: str, severit
     (found,) = of_health(GpuHealth(ADDRESS, **reading))
     assert (found.cause, found.severity) == (cause, severity)
     assert found.cause in findings.CAUSES
+
+
+def test_behind_an_uncorrectable_error_a_page_that_waits_keeps_new_work_away() -> None:
+    pages = RetiredPages(0, 1, pending=True)
+    for action, ecc in ((None, Severity.DEVICE), (0, Severity.DEGRADED)):
+        found = of_health(GpuHealth(ADDRESS, retired_pages=pages, ecc_uncorrected_volatile=1, recovery_action=action))
+        severities = {one.cause: one.severity for one in found}
+        assert severities == {"page-retirement-pending": Severity.DEVICE, "ecc": ecc}
+
+
+@pytest.mark.parametrize(
+    "told", [None, RetiredPages(0, 0, False), RetiredPages(59, 0, False), RetiredPages(29, 30, False)]
+)
+def test_pages_that_are_out_of_use_harm_nobody_until_there_are_sixty(told: RetiredPages | None) -> None:
+    assert of_health(GpuHealth(ADDRESS, retired_pages=told)) == ()
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.booleans(), st.integers(0, 3))
+def test_retired_pages_are_judged_by_their_sum_and_what_waits_by_itself(
+    single: int, double: int, pending: bool, errors: int
+) -> None:
+    pages = RetiredPages(single, double, pending)
+    found = of_health(GpuHealth(ADDRESS, retired_pages=pages, ecc_uncorrected_volatile=errors))
+    causes = {one.cause for one in found}
+    assert ("pages-retired" in causes) is (single + double >= 60)
+    assert ("page-retirement-pending" in causes) is pending
+    assert max((one.severity for one in found), default=0) < Severity.FATAL
+
+
+def test_what_a_board_remembers_is_told_by_a_field_of_the_reading() -> None:
+    assert set(findings.REMEMBERED) <= set(findings.CAUSES)
+    assert set(findings.REMEMBERED.values()) <= set(GpuHealth.__struct_fields__)
 
 
 def test_a_sound_gpu_and_one_that_tells_nothing_have_no_finding(bench: Any) -> None:
@@ -165,6 +200,7 @@ BEFORE: dict[str, Any] = {
     "ecc_corrected_volatile": 4,
     "ecc_uncorrected_volatile": 1,
     "remapped_rows": ROWS,
+    "retired_pages": RetiredPages(single_bit=4, double_bit=1, pending=False),
     "repair_pending": (False, False),
     "recovery_action": 0,
 }
@@ -180,7 +216,9 @@ BEFORE: dict[str, Any] = {
         ({"ecc_uncorrected_aggregate": None, "ecc_uncorrected_volatile": 3}, "2 uncorrected ECC errors"),
         ({"remapped_rows": RemappedRows(1, 2, True, False)}, "2 memory rows remapped, a memory row waits"),
         ({"remapped_rows": RemappedRows(1, 0, False, True)}, "a memory row could not be remapped"),
-        ({"remapped_rows": None, "repair_pending": None, "recovery_action": None}, ""),
+        ({"retired_pages": RetiredPages(5, 2, True)}, "2 memory pages retired, a memory page waits to be retired"),
+        ({"retired_pages": RetiredPages(4, 1, True)}, "a memory page waits to be retired"),
+        ({"remapped_rows": None, "retired_pages": None, "repair_pending": None, "recovery_action": None}, ""),
         ({"repair_pending": (True, False)}, "a repair waits for a reset"),
         ({"recovery_action": 4}, "the driver asks for recovery action 4"),
         ({"codes": {"handle": 15}}, "it does not answer (GPU_IS_LOST"),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from driver.health.verdicts import Status, Target, verdicts
 from driver.model import GpuState, NvLinkLink
 from native.nvml.eventtypes import EventType
-from native.nvml.healthtypes import GpuHealth
+from native.nvml.healthtypes import GpuHealth, RemappedRows, RetiredPages
 
 GPU = Target("gpu-0000-1b-00-0", "0000:1b:00.0")
 
@@ -136,6 +136,57 @@ def test_a_moment_of_heat_or_of_the_brake_is_not_believed_at_once(bench: Any, re
     bench.look(seconds=10, **reading)
     assert status(bench)[1] in ("thermal-slowdown", "power-brake")
     assert status(bench)[0] == "healthy", "it works, only slower"
+
+
+ROWS = RemappedRows(0, 0, pending=False, failure=False)
+PAGES = RetiredPages(0, 0, pending=False)
+
+
+@pytest.mark.parametrize(
+    ("ill", "sound", "word"),
+    [
+        ({"remapped_rows": RemappedRows(0, 1, True, False)}, {"remapped_rows": ROWS}, "row-remap-pending"),
+        ({"remapped_rows": RemappedRows(0, 1, True, True)}, {"remapped_rows": ROWS}, "row-remap-failure"),
+        ({"retired_pages": RetiredPages(1, 0, True)}, {"retired_pages": PAGES}, "page-retirement-pending"),
+        ({"retired_pages": RetiredPages(60, 4, False)}, {"retired_pages": PAGES}, "pages-retired"),
+    ],
+)
+@pytest.mark.parametrize("action", [None, 0])
+def test_what_the_board_remembers_passes_when_it_says_so_and_not_when_it_says_nothing(
+    bench: Any, ill: dict[str, Any], sound: dict[str, Any], word: str, action: int | None
+) -> None:
+    bench.look(recovery_action=action, **ill)
+    before = status(bench)
+    assert before[1] == word
+    bench.well_for(300, recovery_action=action, codes=dict.fromkeys(ill, 3))
+    assert status(bench) == before, "a reading that is lacking is no change"
+    bench.well_for(60, recovery_action=action, **sound)
+    assert status(bench) == ("healthy", "")
+
+
+def test_behind_a_reset_the_board_is_believed_anew(bench: Any) -> None:
+    bench.look(retired_pages=RetiredPages(60, 0, False))
+    assert status(bench) == ("unhealthy", "pages-retired")
+    bench.lost(seconds=10)
+    bench.well_for(60)
+    assert status(bench) == ("healthy", ""), "another board may be there, or another driver, that tells of no pages"
+    bench.look(seconds=10, retired_pages=RetiredPages(60, 0, False))
+    bench.well_for(300)
+    assert status(bench) == ("unhealthy", "pages-retired")
+
+
+@pytest.mark.bug("B106")
+def test_a_page_that_waits_now_and_then_is_one_spell(bench: Any) -> None:
+    waits, none = RetiredPages(1, 0, True), RetiredPages(1, 0, False)
+    bench.look(retired_pages=waits)
+    (first,), _ = bench.keeper.standing(GPU.address)
+    for _ in range(20):
+        bench.look(seconds=10, retired_pages=none)
+        bench.look(seconds=10, retired_pages=waits)
+        (one,), _ = bench.keeper.standing(GPU.address)
+        assert one.since == first.since
+    bench.well_for(60, retired_pages=none)
+    assert bench.keeper.standing(GPU.address) == ((), True)
 
 
 def test_a_link_that_is_down_at_two_looks_makes_the_gpu_ill(bench: Any) -> None:

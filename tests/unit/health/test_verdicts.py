@@ -10,7 +10,7 @@ import pytest
 from driver.health.findings import CAUSES
 from driver.health.verdicts import TAINTS, Status, TaintPolicy, Target, taints, verdicts
 from driver.health.xids import Severity
-from native.nvml.healthtypes import GpuHealth
+from native.nvml.healthtypes import GpuHealth, RetiredPages
 
 ADDRESS = "0000:1b:00.0"
 GPU = Target("gpu", ADDRESS)
@@ -101,6 +101,19 @@ def test_degradations_keep_new_pods_away_where_that_is_wanted(bench: Any) -> Non
         "gpu.nvidia.com/unmonitored=:NoSchedule",
         "gpu.nvidia.com/degraded=thermal-slowdown:NoSchedule",
     ]
+
+
+def test_a_board_with_many_retired_pages_gets_no_new_work_and_its_pods_go_on(bench: Any) -> None:
+    bench.look(retired_pages=RetiredPages(59, 0, True))
+    assert (ill(bench), tainted(bench, TaintPolicy(no_execute=Severity.FATAL))) == (set(), {})
+    assert tainted(bench, TaintPolicy(degraded=True))["gpu"] == [
+        "gpu.nvidia.com/degraded=page-retirement-pending:NoSchedule"
+    ]
+    bench.look(retired_pages=RetiredPages(59, 1, False))
+    assert tainted(bench, TaintPolicy(no_execute=Severity.FATAL))["gpu"] == [
+        "gpu.nvidia.com/unhealthy=pages-retired:NoSchedule"
+    ]
+    assert "gpu" in ill(bench)
 
 
 @pytest.mark.parametrize(
