@@ -56,7 +56,7 @@ class Recovering:
         problems = self._say_problems(report, metadata_problems(restored))
         for done, text in (
             (report.undone, "undid what was under way"),
-            (report.remade, "made CDI specifications again"),
+            (report.remade, "made prepared claims right again"),
             (restored.remade, "made the metadata of claims again"),
             (report.orphans, "removed CDI specifications of claims that nobody knows"),
         ):

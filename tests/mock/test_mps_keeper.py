@@ -204,3 +204,38 @@ def test_root_alone_reaches_it_and_one_keeper_serves_a_folder(kept: Kept) -> Non
     assert first is not None
     assert kept.serves()
     assert kept.end(signal.SIGTERM) == 0
+
+
+def test_a_keeper_whose_folder_is_wiped_serves_on_and_makes_its_daemons_anew(kept: Kept) -> None:
+    kept.daemons.start(kept.settings(), Deadline(30))
+    pid = kept.pid()
+    assert kept.process is not None
+    for entry in kept.folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    until(kept.serves, "the keeper's socket again")
+    assert kept.process.poll() is None
+    assert not kept.daemons.runs(ID)
+    kept.daemons.start(kept.settings(), Deadline(30))
+    assert kept.daemons.runs(ID)
+    assert kept.pid() != pid
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the daemon that nobody reaches")
+    assert kept.daemons.restarts == 1
+    assert "keeper.sock was removed or replaced: it is made anew" in (kept.base / "keeper.log").read_text()
+    assert kept.end(signal.SIGTERM) == 0
+
+
+def test_a_daemon_whose_gpus_were_lost_to_it_is_replaced_by_the_keeper(kept: Kept) -> None:
+    kept.daemons.start(kept.settings(), Deadline(30))
+    pid = kept.pid()
+    kept.daemons.start(msgspec.structs.replace(kept.settings(), renewal="1"), Deadline(30))
+    assert kept.pid() != pid
+    assert kept.daemons.runs(ID)
+
+
+def test_a_keeper_of_an_earlier_version_takes_what_it_does_not_know_for_nothing(kept: Kept) -> None:
+    settings = msgspec.to_builtins(kept.settings())
+    asked = {"do": "start", "id": ID, "settings": {**settings, "not-known-yet": "x"}, "seconds": 30.0}
+    assert kept.ask(msgspec.json.encode(asked)) == Reply(runs=True)

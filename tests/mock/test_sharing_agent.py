@@ -299,3 +299,55 @@ def test_a_gpu_for_virtual_machines_is_published_as_such_and_a_kernel_that_does_
         scene.prepare("vm")
     assert scene.specs() == []
     scene.until(lambda: len(scene.devices()) == 9, "NVML to be asked again")
+
+
+@pytest.mark.bug("B72")
+def test_a_reset_under_a_time_slice_is_noticed_as_soon_as_the_gpu_is_back(scene: Scene) -> None:
+    running(scene)
+    claim = scene.claim("c", config=sharing("TimeSlicing", timeSlicingConfig={"interval": "Long"}))
+    scene.prepare("c")
+    uuid = uuid_of(scene, claim)
+    scene.node.reload_driver()  # so quickly that no reading need find it away
+    scene.until(lambda: shown(scene, uuid) == ("Long", "Default"), "the time slice to be set again")
+    assert scene.logged("has time slice 0, not 3: it was reset, or somebody changed it; it is set again")
+    scene.unprepare("c")
+    assert shown(scene, uuid) == ("Default", "Default")
+
+
+@pytest.mark.bug("B72")
+def test_a_gpu_that_is_lost_under_mps_has_its_mode_and_a_new_daemon_when_it_is_back(scene: Scene) -> None:
+    running(scene)
+    claim = scene.claim("c", config=sharing("MPS"))
+    scene.prepare("c")
+    uuid = uuid_of(scene, claim)
+    gpu = next(gpu for gpu in scene.node.profile.gpus if gpu.uuid == uuid)
+    (folder,) = daemons(scene)
+    pid_file = folder / "pipe/nvidia-cuda-mps-control.pid"
+    pid = int(pid_file.read_text())
+    scene.node.set_gpu_state(gpu.address, "lost")
+    scene.until(lambda: scene.logged(f"GPU {gpu.address} is lost now"), "the loss")
+    scene.node.reload_driver()
+    scene.node.set_gpu_state(gpu.address, "ok")
+    scene.until(lambda: shown(scene, uuid)[1] == "Exclusive_Process", "the compute mode to be set again")
+    scene.until(lambda: pid_file.exists() and int(pid_file.read_text() or 0) not in (0, pid), "another daemon")
+    assert scene.logged("a GPU that it serves was lost to it")
+    scene.unprepare("c")
+    assert (daemons(scene), shown(scene, uuid)) == ([], ("Default", "Default"))
+
+
+def test_a_pipe_folder_that_is_emptied_under_a_claim_is_made_right_and_journalled(scene: Scene) -> None:
+    running(scene)
+    scene.claim("c", config=sharing("MPS"))
+    ids = scene.prepare("c")
+    (folder,) = daemons(scene)
+    pid_file = folder / "pipe/nvidia-cuda-mps-control.pid"
+    pid = int(pid_file.read_text())
+    for entry in (folder / "pipe").iterdir():
+        entry.unlink()
+    scene.until(lambda: pid_file.exists() and int(pid_file.read_text() or 0) not in (0, pid), "another daemon")
+    scene.until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the daemon that nobody reaches")
+    assert scene.logged("so that no program can reach it; it is ended and started anew")
+    scene.until(lambda: scene.logged("made prepared claims right again"), "the word of it")
+    assert scene.prepare("c") == ids
+    scene.unprepare("c")
+    assert daemons(scene) == []

@@ -21,6 +21,7 @@ from typing import Final, Literal
 import msgspec
 
 from driver.prepare.sharing.daemons import DaemonError, DaemonSettings, MpsDaemons
+from driver.prepare.sharing.process import number_of
 from native.commands import Deadline, DriverPrograms
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ SOCKET: Final = "keeper.sock"
 LONGEST: Final = 64 * 1024
 """Bytes of a line."""
 _UUID: Final = re.compile(r"\A(GPU|MIG)-[0-9A-Za-z/-]{4,128}\Z")
+_LOOK_SECONDS: Final = 0.2
+"""How often the keeper looks whether it is to end, and whether its socket is there."""
 _ASK_SECONDS: Final = 10.0
 """How long a caller may take to say what it wants."""
 
@@ -70,6 +73,7 @@ class Keeper:
         self._version: str | None = None
         programs = DriverPrograms(root, folder / "libraries", lambda: self._version)
         self._daemons = MpsDaemons(programs, folder, private_shm=private_shm)
+        self.ended = threading.Event()
 
     def run(self, stopped: Callable[[], object]) -> None:
         """Serve until ``stopped`` comes back. Daemons that run then go on, as long as their pod lets them.
@@ -77,14 +81,39 @@ class Keeper:
         Raises:
             DaemonError: the socket cannot be made, or another keeper serves the folder.
         """
-        with _listening(self._folder / SOCKET, self) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="keeper", daemon=True)
-            thread.start()
-            log.info("MPS control daemons are served at %s", self._folder / SOCKET)
-            stopped()
-            self._daemons.detach()
-            server.shutdown()
-            thread.join()
+        server = _listening(self._folder / SOCKET, self)
+        thread = threading.Thread(target=self._serve, args=(server,), name="keeper", daemon=True)
+        thread.start()
+        log.info("MPS control daemons are served at %s", self._folder / SOCKET)
+        stopped()
+        self._daemons.detach()
+        self.ended.set()
+        thread.join()
+
+    def _serve(self, server: _Server) -> None:
+        """Serve until the end; where somebody removes the socket, at another one in its place. Connections stay."""
+        while True:
+            with server, contextlib.suppress(_ServedEnoughError):
+                server.serve_forever(_LOOK_SECONDS)
+            if self.ended.is_set():
+                return
+            log.warning("%s was removed or replaced: it is made anew", self._folder / SOCKET)
+            again = self._served_again()
+            if again is None:
+                return
+            server = again
+
+    def _served_again(self) -> _Server | None:
+        said = ""
+        while not self.ended.is_set():
+            try:
+                return _listening(self._folder / SOCKET, self)
+            except DaemonError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("%s; it is tried again every second", error)
+            self.ended.wait(1.0)
+        return None
 
     def answer(self, request: Request) -> Reply:
         """Do what is asked for."""
@@ -113,6 +142,10 @@ def _checked(settings: DaemonSettings | None) -> DaemonSettings:
     return settings
 
 
+class _ServedEnoughError(Exception):
+    """The keeper ends, or nobody reaches it at this socket any more."""
+
+
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     block_on_close = False
@@ -120,6 +153,13 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path, keeper: Keeper) -> None:
         self.keeper = keeper
         super().__init__(str(path), _Handler)
+        self._path = path
+        self._place = number_of(path)
+
+    def service_actions(self) -> None:
+        """Called by the server in each round: look whether to go on."""
+        if self.keeper.ended.is_set() or number_of(self._path) != self._place:
+            raise _ServedEnoughError
 
 
 class _Handler(socketserver.StreamRequestHandler):

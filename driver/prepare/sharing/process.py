@@ -90,7 +90,7 @@ class DaemonFolders(msgspec.Struct, frozen=True):
 
     def places(self) -> Places:
         """What stands at the paths by which programs reach the daemon; costs three looks at a file system."""
-        return {path: _number_of(path) for path in (self.pipe, self.socket, self.shm)}
+        return {path: number_of(path) for path in (self.pipe, self.socket, self.shm)}
 
     def last_words(self) -> str:
         """The end of what the daemon printed or logged, for messages."""
@@ -102,7 +102,8 @@ class DaemonFolders(msgspec.Struct, frozen=True):
         return ""
 
 
-def _number_of(path: Path) -> tuple[int, int] | None:
+def number_of(path: Path) -> tuple[int, int] | None:
+    """(device, inode) of what stands at a path; None: nothing does."""
     try:
         found = os.lstat(path)
     except OSError:
