@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 RETRY_CAP = 60.0
 PACE = 0.1
-"""Seconds between two writes. Claims come in bursts, and an apply costs the API server more than all else that a
-claim's preparation asks of it: nobody waits for the status, so it does not compete with pods that start."""
+"""Seconds before each write. Claims come in bursts, and an apply costs the API server more than all else that a
+claim's preparation asks of it: nobody waits for the status, so it does not compete with the answer to the kubelet, nor
+with pods that start."""
 FORBIDDEN_RETRY = 600.0
 """Seconds after which a server that forbade it is asked again: somebody may have mended the role."""
 _POINTLESS = frozenset({400, 404, 413, 422})
@@ -99,6 +100,7 @@ class ClaimStatusWriter:
 
     def _run(self) -> None:
         while (uid := self._queue.take()) is not None:
+            self._stopping.wait(PACE)
             try:
                 with self._lock:
                     word = self._words.get(uid)
@@ -106,7 +108,6 @@ class ClaimStatusWriter:
                     self._write(uid, word)
             finally:
                 self._queue.done()
-            self._stopping.wait(PACE)
 
     def _write(self, uid: str, word: Word) -> None:
         ref, devices = word

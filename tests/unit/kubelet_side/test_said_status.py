@@ -84,4 +84,5 @@ def test_a_burst_is_written_at_a_pace_that_leaves_the_server_to_the_pods(monkeyp
     assert writer.settled(10)
     writer.stop()
     assert client.applied == ["claim-0", "claim-1", "claim-2"]
-    assert pauses == [(1, PACE), (2, PACE), (3, PACE)]
+    # Before the first one too: it would be written while the kubelet is being answered.
+    assert pauses == [(0, PACE), (1, PACE), (2, PACE)]
