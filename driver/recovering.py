@@ -54,19 +54,19 @@ class Recovering:
         report = self._preparer.recover()
         restored = self._plugin.restore_metadata(lambda: held_claims(self._preparer.prepared(), self._lookout.metadata))
         problems = self._say_problems(report, metadata_problems(restored))
-        for done, text in (
-            (report.undone, "undid what was under way"),
-            (report.remade, "made prepared claims right again"),
-            (restored.remade, "made the metadata of claims again"),
-            (report.orphans, "removed CDI specifications of claims that nobody knows"),
+        for done, text, more in (
+            (report.undone, "undid what was under way", {}),
+            (report.remade, "made prepared claims right again", {"lacked": report.lacked}),
+            (restored.remade, "made the metadata of claims again", {}),
+            (report.orphans, "removed CDI specifications of claims that nobody knows", {}),
         ):
             if done:
-                log.info(text, extra={"claims": done})
+                log.info(text, extra={"claims": done, **more})
         if report.loaded:
             self._offering.recovered(self._preparer.prepared)
             self._plugin.sweep_metadata(lambda: {record.ref.uid for record in self._preparer.prepared()})
         found = {"undone": report.undone, "remade": report.remade, "orphan": report.orphans}
-        self._scribe.tell(lambda scribe: scribe.recovered(found, report.records, problems))
+        self._scribe.tell(lambda scribe: scribe.recovered(found, report.records, problems, report.lacked))
         if report.loaded:
             self._scribe.tell(lambda scribe: scribe.claims())
         count_prepared(self._preparer.prepared(), self._metrics)

@@ -84,7 +84,7 @@ TRANSITIONS = (
     Transition(
         Phase.PREPARED,
         AGAIN,
-        "at a start: its CDI file, or what a reboot took, is made again",
+        "behind a reading: its CDI file, or what a reboot or a reset took, is made again",
         ((Kind.RECOVER, "remade"),),
     ),
     Transition(

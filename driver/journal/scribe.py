@@ -219,19 +219,22 @@ class Scribe:
         found: Mapping[str, Sequence[str]],
         records: Mapping[str, ClaimRecord],
         problems: Sequence[Problem] = (),
+        lacked: Mapping[str, str] | None = None,
     ) -> None:
-        """What a start or a change of the driver made necessary.
+        """What a start, or a change of the driver or of the node, made necessary.
 
         Args:
             found: outcome (``undone``, ``remade``, ``orphan``) -> claim UIDs.
             records: claims as they were before, as far as they are known.
             problems: what is newly found wrong, with a claim (``claim <ref>``) or the node.
+            lacked: claim UID -> what was not as it should be, in words.
         """
         for outcome, uids in found.items():
             for uid in uids:
                 record = records.get(uid)
                 claim = claim_id(record.ref) if record is not None else ClaimId("", "", uid)
-                self._journal.record(Kind.RECOVER, claim=claim, data={"outcome": outcome})
+                what = {} if lacked is None or uid not in lacked else {"what": lacked[uid]}
+                self._journal.record(Kind.RECOVER, claim=claim, data={"outcome": outcome, **what})
                 for device in record.devices if record is not None else ():
                     part = device.partition
                     if part is not None and part.origin is not Origin.FOUND:

@@ -26,7 +26,9 @@ class Recovery(msgspec.Struct):
     undone: list[str] = msgspec.field(default_factory=list)
     """Unfinished work that was taken back (or finished taking back)."""
     remade: list[str] = msgspec.field(default_factory=list)
-    """Prepared claims whose CDI file was gone or stale and is right again."""
+    """Prepared claims that were not as they should be, and are right again."""
+    lacked: dict[str, str] = msgspec.field(default_factory=dict)
+    """Of those that were remade: what was not in place (``Step.subject``), the first thing of each."""
     waiting: list[str] = msgspec.field(default_factory=list)
     """Claims that could not be verified yet; call again when the inventory changes."""
     orphans: list[str] = msgspec.field(default_factory=list)
@@ -119,12 +121,13 @@ def _verify(context: _Context, record: ClaimRecord) -> None:
         return
     try:
         work = context.shop.work(record, context.inventory)
-        if not context.shop.plan.is_done(work):
+        if (lacks := context.shop.plan.lacking(work)) is not None:
             context.shop.check(work)
             if unfinished(work.record):
                 work.save(work.record)
             context.shop.plan.do(work)
             context.report.remade.append(uid)
+            context.report.lacked[uid] = lacks
             context.report.records[uid] = record
     except ClaimError as error:
         if (rebooted and record.doubt is None) or isinstance(error, ReplacedError):

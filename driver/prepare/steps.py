@@ -272,9 +272,9 @@ class Plan:
             if not step.is_done(work):
                 raise _unverified(step, work.record)
 
-    def is_done(self, work: Work) -> bool:
-        """Whether everything is in place. ClaimError: it cannot be looked at."""
-        return all(step.is_done(work) for step in self._steps)
+    def lacking(self, work: Work) -> str | None:
+        """The first thing (``Step.subject``) that is not in place; None: all is. ClaimError: it cannot be looked at."""
+        return next((step.subject for step in self._steps if not step.is_done(work)), None)
 
     def serves(self, record: ClaimRecord) -> bool:
         """Whether a prepared claim may be answered from its record. ClaimError: it cannot be looked at."""

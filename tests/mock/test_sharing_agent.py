@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from driver.journal import Record, read
 from kubeletplugin.testing.apiserver import EmbeddedApiServer
 from kubeletplugin.testing.kubelet import KubeletError
 from native.mock import Failure, MockNode
@@ -347,7 +348,20 @@ def test_a_pipe_folder_that_is_emptied_under_a_claim_is_made_right_and_journalle
     scene.until(lambda: pid_file.exists() and int(pid_file.read_text() or 0) not in (0, pid), "another daemon")
     scene.until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the daemon that nobody reaches")
     assert scene.logged("so that no program can reach it; it is ended and started anew")
-    scene.until(lambda: scene.logged("made prepared claims right again"), "the word of it")
+    (said,) = scene.until(lambda: scene.logged("made prepared claims right again"), "the word of it")
+    assert list(said["lacked"].values()) == ["its MPS control daemon"]
+    folder_of_journal = scene.plugins / DRIVER / "gpudra" / "journal"
+    scene.until(
+        lambda: (
+            [
+                one.data["what"]
+                for one in read(folder_of_journal)
+                if isinstance(one, Record) and (one.kind, one.data.get("outcome")) == ("claim.recover", "remade")
+            ]
+            == ["its MPS control daemon"]
+        ),
+        "the journal's word",
+    )
     assert scene.prepare("c") == ids
     scene.unprepare("c")
     assert daemons(scene) == []

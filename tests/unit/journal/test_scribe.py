@@ -179,6 +179,7 @@ def test_what_else_happens_to_claims(desk: Desk) -> None:
     desk.scribe.began(REF, "prepare")
     desk.scribe.failed(REF, "prepare", reason="DeviceInUse", error="held", permanent=False)
     desk.scribe.recovered({"undone": ["uid-1"], "orphan": ["uid-9"]}, {"uid-1": claim(Phase.PREPARING)})
+    desk.scribe.recovered({"remade": ["uid-1"]}, {"uid-1": claim(Phase.PREPARED)}, lacked={"uid-1": "its CDI file"})
     desk.scribe.swept(REF, "deleted", None)
     desk.scribe.idle(REF, "gpu-0", idle=True, seconds=700.4)
     desk.written()
@@ -192,6 +193,7 @@ def test_what_else_happens_to_claims(desk: Desk) -> None:
         ),
         ("claim.recover", "ns/c", {"outcome": "undone"}),
         ("claim.recover", "/", {"outcome": "orphan"}),
+        ("claim.recover", "ns/c", {"outcome": "remade", "what": "its CDI file"}),
         ("claim.sweep", "ns/c", {"why": "deleted"}),
         ("claim.idle", "ns/c", {"idle": True, "seconds": 700}),
     ]
