@@ -18,9 +18,9 @@ instance that nobody knows counts for all.
 
 Events are heard without a break while NVML is open. It must be let go of for a moment when a GPU is plugged in or comes
 back, when MIG mode is switched, and when a GPU is handed to a virtual machine; and it is away while the driver is. NVML
-keeps no events for those who were not there. So the GPUs are probed soon after: what persists (a row that waits to be
-remapped, a recovery action, a lost GPU) counts as ever, and the journal has a `gap` with cause `events`, which says how
-long it was and what the GPUs' counters have risen by.
+keeps no events for those who were not there. So the GPUs are probed soon after: what persists (a row or a page that
+waits for a reset, a recovery action, a lost GPU) counts as ever, and the journal has a `gap` with cause `events`, which
+says how long it was and what the GPUs' counters have risen by.
 
 ## Who is told
 

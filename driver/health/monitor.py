@@ -8,7 +8,8 @@ Events are taken from the watcher's thread at once and handled here: equal ones 
 that a storm of a thousand XIDs is one change, and changes follow each other at a bounded pace.
 
 Where events were not heard for a while, what is left of them is looked for: a look soon after shows what persists (a
-row that waits for its remapping, a recovery action, a lost GPU), and the counters are compared with those of before.
+row or a page that waits for a reset, a recovery action, a lost GPU), and the counters are compared with those of
+before.
 """
 
 from __future__ import annotations
