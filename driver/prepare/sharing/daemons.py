@@ -158,15 +158,15 @@ class MpsDaemons:
         """Whether the daemon runs and is watched here, and its socket and folders are those with which it answered."""
         with self._lock:
             watch = self._watched.get(daemon)
-        return watch is not None and watch.alive and self.folders(daemon).places() == watch.places
+        return watch is not None and watch.alive and next(watch.taken(), None) is None
 
     def _fault(self, watch: Watch, renewal: str) -> str | None:
         """Why a process that runs is of no use; None: it is."""
         if watch.stopping.is_set():
             return "it was to be ended before"
-        for path, place in self.folders(watch.settings.id).places().items():
-            if place != watch.places[path]:
-                return f"{path} was {'removed' if place is None else 'replaced'}, so that no program can reach it"
+        taken = next(watch.taken(), None)
+        if taken is not None:
+            return f"{taken} was {'replaced' if taken.exists() else 'removed'}, so that no program can reach it"
         if renewal and renewal != watch.settings.renewal:
             return "a GPU that it serves was lost to it (reset, off the bus, or its driver loaded anew)"
         return None

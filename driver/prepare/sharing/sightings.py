@@ -97,9 +97,11 @@ def driver_link(sys_root: Path) -> Callable[[str], object]:
         sys_root: where its sysfs is.
     """
 
+    folder = f"{sys_root}/bus/pci/devices"
+
     def of(address: str) -> object:
         try:
-            return os.lstat(sys_root / "bus/pci/devices" / address / "driver").st_ino
+            return os.lstat(f"{folder}/{address}/driver").st_ino
         except OSError:  # no driver is bound now, or there is no such tree (WSL)
             return None
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from driver.prepare.sharing.process import DaemonProcess, Places
+from driver.prepare.sharing.process import DaemonProcess, Places, number_of
 
 if TYPE_CHECKING:
     from driver.prepare.sharing.daemons import DaemonSettings
@@ -43,6 +44,10 @@ class Watch:
     def alive(self) -> bool:
         """Whether it runs, and is started again when it ends."""
         return not self.stopping.is_set() and self.process.alive
+
+    def taken(self) -> Iterator[Path]:
+        """The places at which not what the daemon answered with stands any more."""
+        return (path for path, place in self.places.items() if number_of(path) != place)
 
     def begin(self) -> None:
         """Watch from now on."""

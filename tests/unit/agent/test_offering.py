@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,30 @@ def test_a_claim_that_shares_nothing_loads_nothing(tmp_path: Path) -> None:
         step.undo(work.record, ())
         assert step.is_undone(work.record)
     assert [step.made for step in steps if isinstance(step, LazyStep)] == [None] * 5
+
+
+def test_steps_that_remember_settings_take_note_of_each_reading_and_others_are_not_loaded_for_it(
+    tmp_path: Path,
+) -> None:
+    made = offering(tmp_path)
+    steps = {step.name: step for step in made.steps()}
+
+    def swept(inventory: NodeInventory) -> None:
+        for step in steps.values():
+            assert list(step.sweep(tuple, inventory, lambda _address: contextlib.nullcontext(True))) == []
+
+    before = made.sightings.of(str(gpu(0).address))
+    swept(replace(NODE, gpus=(gpu(0, state=GpuState.LOST),)))
+    assert made.sightings.of(str(gpu(0).address)) == before, "nobody shares anything"
+    for name in ("mps", "timeSlice"):
+        step = steps[name]
+        assert isinstance(step, LazyStep)
+        step.step()
+        before = made.sightings.of(str(gpu(0).address))
+        swept(NODE)
+        swept(replace(NODE, gpus=(gpu(0, state=GpuState.LOST), *NODE.gpus[1:])))
+        assert made.sightings.of(str(gpu(0).address)).losses == before.losses + 1
+    assert [step.name for step in steps.values() if isinstance(step, LazyStep) and step.made] == ["mps", "timeSlice"]
 
 
 def test_daemons_of_no_claim_are_swept_and_others_stay(tmp_path: Path) -> None:
