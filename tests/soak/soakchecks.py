@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _PARTITION = re.compile(r"\A(gpu-.+)-mig-.+-(\d+)-(\d+)\Z")
 _MIG_UUID = re.compile(r"UUID: (MIG-[0-9a-f-]+)")
 _MACHINE = re.compile(r"\Agpu-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-9a-f])-vfio\Z")
+_PART = re.compile(r"\Agpu-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-9a-f])-mig-")
 _EXCLUSIVE_PROCESS = 3
+MEMORY = "memory of "
+"""Begins the names of troubles that change nothing but what a board says of itself."""
 NVIDIA = "nvidia"
 VFIO = "vfio-pci"
 
@@ -45,6 +48,8 @@ def after_event(run: Run) -> None:
             assert phase is Phase.PREPARED, f"{claim} is prepared, its record says {phase}"
     if run.calm:
         _hardware_behind(run, records)
+    if run.troubles and all(name.startswith(MEMORY) for name in run.troubles):
+        _taints_stand(run)
 
 
 def _hardware_behind(run: Run, records: dict[str, ClaimRecord]) -> None:
@@ -66,6 +71,27 @@ def _hardware_behind(run: Run, records: dict[str, ClaimRecord]) -> None:
         assert _spec(run, claim.uid).exists(), f"{claim} is prepared without its CDI file"
         for address in _machines(claim):
             assert drivers[address] == VFIO, f"{claim} is prepared, and {address} is bound to {drivers[address]}"
+
+
+def taints(run: Run) -> dict[str, set[str]]:
+    """Address -> keys of the taints that its whole GPU has, as far as the pool is complete."""
+    addresses = {_name(gpu.address): gpu.address for gpu in run.node.node.profile.gpus}
+    return {
+        addresses[device["name"]]: {taint["key"] for taint in device.get("taints", ())}
+        for device in run.node.devices()
+        if device["name"] in addresses
+    }
+
+
+def _taints_stand(run: Run) -> None:
+    """Nothing is wrong but GPUs: each has its taint for as long as its fault lasts, and no other GPU has any, but one
+    that a virtual machine has just given back."""
+    found = taints(run)
+    lacking = {address: key for address, key in run.taints.items() if key not in found.get(address, {key})}
+    assert not lacking, f"no taint on {lacking}, the taints are {found}"
+    ill = {name.removeprefix(MEMORY) for name in run.troubles} | set(run.world.machines)
+    others = {address: keys for address, keys in found.items() if keys and address not in ill}
+    assert not others, f"taints on GPUs that are well: {others}"
 
 
 def _nothing_twice(run: Run, records: dict[str, ClaimRecord]) -> None:
@@ -140,9 +166,26 @@ def at_rest(run: Run) -> None:
     programs = [soaktraces.CONTROL] * _daemons(run, prepared)
     _agree(run, "programs that run for the agent", node.programs, programs)
     _agree(run, "the journal's claims", node.replayed, {uid: str(record.phase) for uid, record in records.items()})
+    _agree(run, "devices whose use is counted", lambda: _counted(run), _held(run, records))
     _folders(run, prepared)
     for entry in node.log_entries():
         assert "exception" not in entry, f"an exception that nobody expected: {entry['message']}\n{entry['exception']}"
+
+
+def _held(run: Run, records: Mapping[str, ClaimRecord]) -> dict[tuple[str, str], bool]:
+    """(claim, device) -> whether it is idle: nobody uses anything at rest."""
+    return {
+        (run.claims[uid].name, device.device): True
+        for uid, record in records.items()
+        for device in record.devices
+        if not device.admin_access and not device.device.endswith("-vfio")
+    }
+
+
+def _counted(run: Run) -> dict[tuple[str, str], bool]:
+    """The same as the agent has it. Of what a virtual machine has NVML cannot tell."""
+    found = run.node.idle_seconds().items()
+    return {key: seconds > 0 for key, seconds in found if not key[1].endswith("-vfio")}
 
 
 def _metadata(run: Run) -> set[str]:
@@ -189,8 +232,18 @@ def _partitions(claim: Claim) -> list[tuple[str, int, int]]:
 
 def _machines(claim: Claim) -> list[str]:
     """PCI addresses of the GPUs that a claim hands to a virtual machine."""
-    found = (_MACHINE.match(place.device) for place in claim.places) if not claim.admin else ()
-    return [f"{match[1]}:{match[2]}:{match[3]}.{match[4]}" for match in found if match]
+    found = (_address(_MACHINE, place.device) for place in claim.places) if not claim.admin else ()
+    return [address for address in found if address is not None]
+
+
+def address_of(device: str) -> str | None:
+    """The PCI address of the GPU of a partition, or of one for a virtual machine; None: it is neither."""
+    return _address(_MACHINE, device) or _address(_PART, device)
+
+
+def _address(pattern: re.Pattern[str], device: str) -> str | None:
+    match = pattern.match(device)
+    return f"{match[1]}:{match[2]}:{match[3]}.{match[4]}" if match else None
 
 
 def _spec(run: Run, uid: str) -> Path:

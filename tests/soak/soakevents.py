@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from driver.model import PciAddress
-from tests.soak import soaktroubles
+from tests.soak import soakfaults, soaktroubles
 from tests.soak.soakmodel import JSON, Claim, Config, Place
 from tests.soak.soakrun import CALL_SECONDS, Run
 
@@ -262,6 +262,9 @@ EVENTS = (
     Event("a storm of calls", 1.5, a_storm, server=True),
     Event("the kubelet restarts", 0.5, a_restart_of_the_kubelet),
     Event("an XID", 1.5, soaktroubles.an_xid),
+    Event("memory errs", 3, soakfaults.its_memory_errs),
+    Event("a GPU is used", 1.5, soakfaults.a_gpu_is_used),
+    Event("a used GPU is refused", 1.5, soakfaults.a_used_gpu_is_refused, server=True),
     Event("a GPU is lost", 1.5, soaktroubles.a_gpu_is_lost),
     Event("the driver goes", 1, soaktroubles.the_driver_goes),
     Event("calls fail", 3, soaktroubles.calls_fail),
@@ -272,6 +275,7 @@ EVENTS = (
     Event("CDI files are deleted", 0.7, soaktroubles.cdi_files_are_deleted),
     Event("the CDI folder goes", 0.3, soaktroubles.the_cdi_folder_goes),
     Event("files cannot be written", 1.5, soaktroubles.files_cannot_be_written),
+    Event("the debts are damaged", 0.7, soaktroubles.its_debts_are_damaged, server=True),
     Event("files of others", 0.5, soaktroubles.foreign_files),
     Event("the clock jumps", 1, soaktroubles.the_clock_jumps),
     Event("the agent is ended", 0.6, soaktroubles.it_ends_and_another_starts, restarts=True),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,11 @@ from tests.soak.soakleaks import Figures
 from tests.soak.soakpage import EXACT, Page, preloaded
 from tests.support.agents import DRIVER, Scene
 from tests.support.preload import Control
+
+_KEPT = ("has registered the plugin", "metrics are served")
+"""What is logged once in an agent's life, and looked for later."""
+_IDLE = re.compile(r"^gpudra_claim_idle_seconds\{(?P<labels>.*)\} (?P<seconds>\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class SoakNode(Scene):
@@ -91,7 +98,7 @@ class SoakNode(Scene):
 
     def forget_log(self) -> None:
         """What was logged so far has been looked at."""
-        self._entries = [one for one in self.log_entries() if "has registered the plugin" in one["message"]]
+        self._entries = [one for one in self.log_entries() if any(words in one["message"] for words in _KEPT)]
 
     # the process
 
@@ -196,6 +203,21 @@ class SoakNode(Scene):
         """Claim UID -> phase, as the journal has it."""
         entries = (entry for entry in read(self.state / "journal") if isinstance(entry, Record))
         return {uid: claim["phase"] for uid, claim in replay(entries).claims.items()}
+
+    def idle_seconds(self) -> dict[tuple[str, str], float]:
+        """(claim, device) -> for how long it has not been used, as the agent's metrics say. Nothing as long as it
+        serves none, which it does a moment after it has registered."""
+        served = self.logged("metrics are served")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{served[-1]['port']}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+        except (IndexError, OSError):
+            return {}
+        found = {}
+        for series in _IDLE.finditer(text):
+            labels = dict(_LABEL.findall(series["labels"]))
+            found[labels["claim"], labels["device"]] = float(series["seconds"])
+        return found
 
     def daemons(self) -> list[int]:
         """The process ids of MPS daemons."""

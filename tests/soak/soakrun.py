@@ -50,6 +50,11 @@ class World:
     program: tuple[str, ...] = ()
     """What Python runs as ``gpudra``, where it is not the agent's own."""
 
+    @property
+    def spared(self) -> frozenset[str]:
+        """GPUs that never fail: those of virtual machines, and that of the administrator."""
+        return frozenset({*self.machines, *(self.partitions or ())[:1]})
+
 
 _QUICK: dict[str, object] = {
     "rescan_seconds": 0.3,
@@ -59,6 +64,8 @@ _QUICK: dict[str, object] = {
     "prepare_wait_seconds": 0.2,
     "reconcile_seconds": 2,
     "journal_bytes": 1 << 20,
+    "metrics_port": 0,
+    "metrics_address": "127.0.0.1",
     "metadata_versions": "metadata.resource.k8s.io/v1alpha1",
 }
 WORLDS = {
@@ -112,6 +119,8 @@ class Run:
     """Address -> MIG mode, as they were before the first claim."""
     modes_left: set[str] = field(default_factory=set)
     """GPUs whose MIG mode may be on without a partition: a call failed, and the next claim will switch it."""
+    taints: dict[str, str] = field(default_factory=dict)
+    """Address -> key of the taint that the GPU has as long as its fault lasts."""
 
     # the scheduler and the kubelet
 
@@ -138,6 +147,11 @@ class Run:
         config = self.pool.config(place, self.chance)
         return self.allocate(place, name=name, config=config)
 
+    def gpu(self) -> str:
+        """The address of one that may fail."""
+        gpus = [one.address for one in self.node.node.profile.gpus if one.address not in self.world.spared]
+        return self.chance.choice(gpus)
+
     def some(self, wanted: Callable[[Claim], bool] = lambda _claim: True) -> Claim | None:
         """One of the claims that are wanted."""
         found = [claim for claim in self.claims.values() if wanted(claim)]
@@ -145,7 +159,7 @@ class Run:
 
     def prepare(self, *claims: Claim, timeout: float = CALL_SECONDS) -> None:
         """Ask, and judge the answer. What must succeed is asked for again as the kubelet does."""
-        self._ask_prepare(claims, timeout)
+        self.ask_prepare(claims, timeout)
         if self.calm:
             for claim in claims:
                 if not claim.prepared and not claim.hopeless and claim.exists:
@@ -174,7 +188,7 @@ class Run:
         claim.unsure = True
         return None
 
-    def _ask_prepare(self, claims: Sequence[Claim], timeout: float) -> None:
+    def ask_prepare(self, claims: Sequence[Claim], timeout: float) -> None:
         reply = self.call("NodePrepareResources", claims, timeout)
         for claim in claims:
             entry = self._granted(reply, claim)
@@ -189,13 +203,13 @@ class Run:
 
     def unprepare(self, *claims: Claim, timeout: float = CALL_SECONDS) -> None:
         """Ask, and judge the answer; what is undone is given back and its object deleted."""
-        self._ask_unprepare(claims, timeout)
+        self.ask_unprepare(claims, timeout)
         if self.calm:
             for claim in claims:
                 if claim.uid in self.claims:
                     self._insist_on_gone(claim)
 
-    def _ask_unprepare(self, claims: Sequence[Claim], timeout: float) -> None:
+    def ask_unprepare(self, claims: Sequence[Claim], timeout: float) -> None:
         reply = self.call("NodeUnprepareResources", claims, timeout)
         for claim in claims:
             if self._granted(reply, claim) is not None:
@@ -266,10 +280,10 @@ class Run:
         self.node.forget_log()
 
     def _insist_on_prepared(self, claim: Claim) -> None:
-        self.insist(lambda: self._ask_prepare([claim], CALL_SECONDS), claim.is_prepared, claim)
+        self.insist(lambda: self.ask_prepare([claim], CALL_SECONDS), claim.is_prepared, claim)
 
     def _insist_on_gone(self, claim: Claim) -> None:
-        self.insist(lambda: self._ask_unprepare([claim], CALL_SECONDS), lambda: claim.uid not in self.claims, claim)
+        self.insist(lambda: self.ask_unprepare([claim], CALL_SECONDS), lambda: claim.uid not in self.claims, claim)
 
     def _measure(self) -> None:
         found = self.node.figures()

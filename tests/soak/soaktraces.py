@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.soak.soakrun import Run
 
 _STATE_FILES = re.compile(
-    r"\A(checkpoint\.json(\.previous|\.reserve|\.damaged-\d+)?|[a-z]+\.(lock|json|json\.tmp)|journal|libraries)\Z"
+    r"\A(checkpoint\.json(\.previous|\.reserve|\.damaged-\d+)?|[a-z]+\.(lock|json|json\.tmp)|debts\.json\.damaged|journal|libraries)\Z"
 )
 """One temporary file a kind may be left by a kill: the next write takes its place."""
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
+import json
+import re
 import shutil
 import signal
 import threading
 from pathlib import Path
 
+from driver.prepare.sharing import DEBTS_FILE
 from kubeletplugin.client import ApiError, ApiUnreachableError
 from native.mock import Failure
+from tests.soak.soakmodel import Config
 from tests.soak.soakrun import Run
 from tests.support.agents import DRIVER, NODE, RESOURCES
 from tests.support.ownfiles import OWN
 from tests.support.preload import CHANGES, GROWS, Kind
 
-_XIDS = (13, 31, 43, 45, 48, 63, 79, 94, 109, 119, 0, 2**31)
+_XIDS = (13, 31, 43, 45, 48, 63, 64, 74, 79, 92, 94, 95, 109, 119, 122, 0, 2**31)
 _CALLS = ("nvmlDeviceGet*", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode", "nvmlDeviceCreateGpuInstance*", "nvmlInit*",
           "nvmlGpuInstance*", "nvmlDeviceSetMigMode", "nvidia-smi*", "mps.start", "nvmlGpuInstanceDestroy",
           "nvmlDeviceGetHandleByPciBusId*", "nvmlDeviceGetCount*")  # fmt: skip
@@ -24,6 +28,7 @@ _CODES = (4, 9, 19, 999)
 ``a_gpu_is_lost`` does. Nor may nvidia-smi say that the driver is gone (9) while it is not: modes that it leaves behind
 would be gone as well."""
 _DAY = 86400
+_WHOLE = re.compile(r"\Agpu(-[0-9a-f]+){4}\Z")
 _AT_START = frozenset(
     {
         "folder of the plugin",
@@ -54,20 +59,15 @@ _REASONS = {
 # hardware and driver
 
 
-def _gpu(run: Run) -> str:
-    others = {*run.world.machines, run.world.partitions[0] if run.world.partitions else None}
-    return run.chance.choice([gpu.address for gpu in run.node.node.profile.gpus if gpu.address not in others])
-
-
 def an_xid(run: Run) -> str:
-    address, code = _gpu(run), run.chance.choice(_XIDS)
+    address, code = run.gpu(), run.chance.choice(_XIDS)
     run.node.node.xid(address, code)
     run.trouble("an XID", lambda: None)
     return f"{address} {code}"
 
 
 def a_gpu_is_lost(run: Run) -> str:
-    address = _gpu(run)
+    address = run.gpu()
     state = run.chance.choices(["lost", "silent", "unplugged"], [6, 1, 3])[0]
     if f"GPU {address}" in run.troubles:
         return "already"
@@ -229,6 +229,26 @@ def the_clock_jumps(run: Run) -> str:
     seconds = run.chance.choice([-400 * _DAY, -_DAY, -3, 0, 3, _DAY, 4000 * _DAY])
     run.node.page.set_clock(seconds)
     return f"{seconds} s"
+
+
+def its_debts_are_damaged(run: Run) -> str:
+    """The file of what GPUs were set to before claims ends too early, is none, or is gone. Records of claims tell it
+    too: where nothing else is wrong all that is owed is known from them, and each GPU is set back in time."""
+    path = run.node.state / DEBTS_FILE
+    whole = [place for place in run.pool.free() if place.share is None and _WHOLE.match(place.device)]
+    if run.calm and not path.exists() and whole:
+        run.prepare(run.allocate(run.chance.choice(whole), config=Config("TimeSlicing", "Long")))
+    if not run.calm or not path.exists():
+        return "nothing is owed, or owed by what is known from there alone"
+    data = path.read_bytes()
+    how = run.chance.choice(["torn", "garbage", "another document", "gone"])
+    if how == "gone":
+        path.unlink()
+    else:
+        torn = data[: run.chance.randrange(len(data) - 1)]
+        path.write_bytes({"torn": torn, "garbage": run.chance.randbytes(len(data))}.get(how, b'{"debts":{"uuid":[]}}'))
+    run.trouble("damaged debts", lambda: None)
+    return f"{how}: {len(json.loads(data)['debts'])}"
 
 
 # the agent

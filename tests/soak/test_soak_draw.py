@@ -9,10 +9,14 @@ from typing import cast
 
 import pytest
 
+from driver.health.findings import of_health
+from driver.health.verdicts import UNHEALTHY_TAINT, XID_TAINT
+from driver.health.xids import Severity, describe
 from driver.prepare.config import decode
 from driver.prepare.document import DocumentError
 from native.mock import profiles
-from tests.soak import soakevents, soaktroubles
+from native.nvml.healthtypes import GpuHealth, RemappedRows
+from tests.soak import soakevents, soakfaults, soaktroubles
 from tests.soak.soakevents import EVENTS
 from tests.soak.soakmodel import Config
 from tests.soak.soaknode import SoakNode
@@ -23,7 +27,7 @@ from tests.support.ownfiles import OWN
 def test_every_event_is_drawn_once() -> None:
     written = {
         function
-        for module in (soakevents, soaktroubles)
+        for module in (soakevents, soakfaults, soaktroubles)
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }
@@ -54,9 +58,31 @@ def test_a_gpu_of_virtual_machines_or_of_an_administrator_is_not_lost() -> None:
     for world in WORLDS.values():
         hardware = SimpleNamespace(node=SimpleNamespace(profile=profiles.load(world.profile)))
         run = Run(world, cast("SoakNode", hardware), random.Random(1))
-        drawn = {soaktroubles._gpu(run) for _ in range(200)}
+        drawn = {run.gpu() for _ in range(200)}
         spared = {*world.machines, *(world.partitions or ())[:1]}
         assert drawn == {gpu.address for gpu in hardware.node.profile.gpus} - spared
+
+
+def test_xids_and_faults_of_every_severity_are_drawn() -> None:
+    assert {describe(code).severity for code in soaktroubles._XIDS} == set(Severity)
+    assert {XID_TAINT, UNHEALTHY_TAINT, None} == {fault.taint for fault in soakfaults.FAULTS}
+    assert len({fault.name for fault in soakfaults.FAULTS}) == len(soakfaults.FAULTS)
+
+
+@pytest.mark.parametrize("fault", soakfaults.FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_that_has_a_taint_is_one_for_as_long_as_it_lasts_and_one_without_is_not(
+    fault: soakfaults.Fault,
+) -> None:
+    numbers = fault.numbers
+    health = GpuHealth(
+        address="0000:43:00.0",
+        ecc_uncorrected_volatile=numbers.get("ecc_double", 0),
+        remapped_rows=RemappedRows(0, 0, "remap_pending" in numbers, "remap_failure" in numbers),
+        recovery_action=numbers.get("recovery_action", 0),
+    )
+    worst = max((one.severity for one in of_health(health)), default=Severity.APPLICATION)
+    assert (worst >= Severity.DEVICE) == (fault.taint is not None)
+    assert numbers, "it lasts"
 
 
 @pytest.mark.parametrize("text", soakevents._WRONG_CONFIGS)

@@ -56,6 +56,7 @@ def test_the_files_of_a_prepared_claim_are_somebodys(run: Run) -> None:
     write(run, f"plugins/{DRIVER}/dra-device-metadata/{UID}/r0/metadata.json")
     write(run, f"plugins/{DRIVER}/gpudra/checkpoint.json")
     write(run, f"plugins/{DRIVER}/gpudra/checkpoint.json.damaged-1")
+    write(run, f"plugins/{DRIVER}/gpudra/debts.json.damaged")
     write(run, f"plugins/{DRIVER}/gpudra/journal/journal-{1:020}.jsonl")
     assert soaktraces.strange_files(run, {UID}) == []
 
