@@ -73,15 +73,28 @@ def with_owners(inventory: NodeInventory, own: Collection[OwnPartition]) -> Node
     return replace(inventory, gpus=tuple(marked(gpu) if gpu.partitions else gpu for gpu in inventory.gpus))
 
 
-def without_handed_over(inventory: NodeInventory, records: Iterable[ClaimRecord]) -> NodeInventory:
+def without_handed_over(
+    inventory: NodeInventory, records: Iterable[ClaimRecord], bound: Callable[[str], str | None]
+) -> NodeInventory:
     """The inventory with the GPUs that claims have for virtual machines, or are about to get, as no driver of NVIDIA's
-    knows them any more: a reading from before that would have them asked about, and taken for lost."""
+    knows them any more: a reading from before that would have them asked about, and taken for lost; one from the moment
+    itself has found them lost.
+
+    Args:
+        inventory: the last reading.
+        records: of all claims.
+        bound: PCI address -> the driver that is bound there now. What was found out of a GPU that NVIDIA's driver still
+            has stays.
+    """
     taken = {device.address for record in records for device in record.devices if kind_of(device.device) == "vfio"}
     if not taken:
         return inventory
 
     def seen(gpu: Gpu) -> Gpu:
-        if str(gpu.address) not in taken or gpu.state is not GpuState.READY:
+        address = str(gpu.address)
+        if address not in taken or gpu.state is GpuState.UNBOUND:
+            return gpu
+        if gpu.state is not GpuState.READY and bound(address) == "nvidia":
             return gpu
         return replace(gpu, state=GpuState.UNBOUND, driver="vfio-pci", reason="a claim has it for a virtual machine")
 

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -211,7 +212,7 @@ class Lookout:
             view = discovery.view
             inventory = view.inventory
             if inventory is not None:
-                inventory = without_handed_over(inventory, self._agent.records())
+                inventory = without_handed_over(inventory, self._agent.records(), self._bound)
             return inventory, view.unavailable
 
         self._watching = Watching(
@@ -224,6 +225,12 @@ class Lookout:
             looked=self._count_use,
         )
         self._watching.start()
+
+    def _bound(self, address: str) -> str | None:
+        from native.vfio import VfioBus  # on nodes with virtual machines only
+
+        settings = self._agent.settings
+        return VfioBus(Path(settings.sys_root), settings.dev_path).driver(address)
 
     def _held_claims(self) -> list[ClaimRecord]:
         """Without what is left of claims that were unprepared while a GPU was lost: nobody can let go of that."""

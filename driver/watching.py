@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driver.health import findings
-from driver.health.monitor import Look, Monitor
+from driver.health.monitor import Look, Monitor, askable
 from driver.model import Gpu, GpuState, NodeInventory
 from driver.settings import Settings
 from native.driverroot import find_library
@@ -105,11 +105,18 @@ class Watching:
         if session is None or not self._follow(session, addresses):
             return None
         try:
-            return session.health(addresses, self._deadline)
+            found = session.health(addresses, self._deadline)
         except NvmlError:
             if self._session() is not session:
                 return None  # let go of in the middle of it
             raise
+        inventory, _ = self._inventory()
+        if inventory is None or self._session() is not session:
+            return None
+        # One that was handed to a virtual machine in the middle of it is lost to NVML, and well. That the claim gets it
+        # was known before the kernel was asked, so it is known here.
+        still = frozenset(askable(inventory))
+        return [one for one in found if one.address in still]
 
     def _follow(self, session: NvmlSession, addresses: Sequence[str]) -> bool:
         """Watch the events of these GPUs; the watcher begins with the first look, behind the session's own start.

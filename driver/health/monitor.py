@@ -218,8 +218,7 @@ class Monitor:
         health: Mapping[str, GpuHealth] = {}
         problem, unloaded = unavailable or "the node has not been read yet", False
         if inventory is not None:
-            # One that no driver of NVIDIA's is bound to is nobody's to be asked about.
-            addresses = [str(gpu.address) for gpu in inventory.gpus if gpu.driver in (None, "nvidia")]
+            addresses = askable(inventory)
             try:
                 read = self._probe(addresses) if addresses else ()
             except NvmlTimeoutError as error:
@@ -274,6 +273,11 @@ class Monitor:
         if self._silent is None:
             log.warning("the GPUs' health cannot be probed: %s", problem)
         self._silent = problem
+
+
+def askable(inventory: NodeInventory) -> list[str]:
+    """The addresses of GPUs that NVML can be asked about: one with another driver than NVIDIA's is nobody's."""
+    return [str(gpu.address) for gpu in inventory.gpus if gpu.driver in (None, "nvidia")]
 
 
 def _driver_problem(health: Iterable[GpuHealth]) -> str | None:

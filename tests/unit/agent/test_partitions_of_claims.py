@@ -93,18 +93,33 @@ def test_what_is_left_of_a_claim_on_a_lost_gpu_is_neither_counted_nor_told() -> 
     assert told == {"gpudra_prepared_claims": 0, "gpudra_prepared_devices": 0}
 
 
+def nobody_asks(address: str) -> str | None:
+    raise AssertionError(f"{address}: a GPU that is ready needs no look at the bus")
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_a_gpu_that_a_virtual_machine_has_is_nobody_of_nvidias_to_be_asked_about(phase: Phase) -> None:
     inventory = divided(0, 4)
     gpu, other = inventory.gpus
     claim = ClaimRecord(ClaimRef("ns", "vm", "u2"), phase, (device(f"{gpu.name}-vfio"),))
-    seen, beside = without_handed_over(inventory, [claim]).gpus
+    seen, beside = without_handed_over(inventory, [claim], nobody_asks).gpus
     assert (seen.state, seen.driver) == (GpuState.UNBOUND, "vfio-pci")
     assert (seen.name, beside) == (gpu.name, other)
     whole = ClaimRecord(ClaimRef("ns", "w", "u3"), phase, (device(gpu.name),))
-    assert without_handed_over(inventory, [whole]) is inventory
-    lost = replace(inventory, gpus=(replace(gpu, state=GpuState.LOST), other))
-    assert without_handed_over(lost, [claim]) == lost, "what was found out of it stays"
+    assert without_handed_over(inventory, [whole], nobody_asks) is inventory
+
+
+@pytest.mark.parametrize("state", sorted(set(GpuState) - {GpuState.READY, GpuState.UNBOUND}, key=str))
+@pytest.mark.parametrize("phase", Phase)
+def test_what_a_reading_found_of_a_gpu_in_the_moment_of_its_hand_over_is_nothing(phase: Phase, state: GpuState) -> None:
+    inventory = divided(0, 4)
+    gpu, other = inventory.gpus
+    claim = ClaimRecord(ClaimRef("ns", "vm", "u2"), phase, (device(f"{gpu.name}-vfio"),))
+    ill = replace(inventory, gpus=(replace(gpu, state=state), other))
+    assert without_handed_over(ill, [claim], lambda _address: "nvidia") == ill, "it is NVIDIA's: this stays"
+    for driver in ("vfio-pci", None):  # None: between the two
+        seen, beside = without_handed_over(ill, [claim], {str(gpu.address): driver}.__getitem__).gpus
+        assert (seen.state, seen.driver, beside) == (GpuState.UNBOUND, "vfio-pci", other)
 
 
 def test_kinds_are_told_by_the_name() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver.health.keeper import Keeper, Policy
 from driver.health.monitor import Unheard
-from driver.model import NodeInventory
+from driver.model import GpuState, NodeInventory
 from driver.settings import Settings
 from driver.watching import Watching
 from native.nvml.errors import NvmlError
@@ -92,12 +93,12 @@ class Room:
         self.watch = Watch()
         self.rescans = 0
         self.looked = threading.Event()
-        inventory = NodeInventory("580.1", (13, 0), "13", (gpu,))
+        self.inventory = NodeInventory("580.1", (13, 0), "13", (gpu,))
         self.watching = Watching(
             self.watch,  # type: ignore[arg-type] # a stand-in
             Settings(node_name="node-a", plugins_dir=str(folder), health_seconds=0.01),
             session=lambda: self.door,  # type: ignore[arg-type, return-value] # a stand-in
-            inventory=lambda: (inventory, None),
+            inventory=lambda: (self.inventory, None),
             publish=lambda: None,
             rescan=self.rescan,
             looked=lambda _look: self.looked.set(),
@@ -162,6 +163,34 @@ def test_a_session_that_ends_under_a_probe_is_no_fault_of_the_driver(room: Room)
 
     door.health = end  # type: ignore[method-assign] # it ends while it is asked
     assert room.probe() is None
+
+
+def test_what_a_session_said_that_was_let_go_of_meanwhile_is_no_look(room: Room) -> None:
+    door = room.door
+    assert door is not None
+    answer = door.health
+
+    def end(addresses: Sequence[str], _deadline: float) -> Sequence[GpuHealth]:
+        room.door = Door()
+        return answer(addresses, _deadline)
+
+    door.health = end  # type: ignore[method-assign] # it ends while it is asked
+    assert room.probe() is None
+    assert [one.address for one in room.probe()] == [ADDRESS], "and the next one is asked"
+
+
+def test_a_gpu_that_is_handed_to_a_virtual_machine_under_a_probe_was_not_asked(room: Room) -> None:
+    door = room.door
+    assert door is not None
+    answer = door.health
+
+    def hand_over(addresses: Sequence[str], _deadline: float) -> Sequence[GpuHealth]:
+        gpus = tuple(replace(gpu, state=GpuState.UNBOUND, driver="vfio-pci") for gpu in room.inventory.gpus)
+        room.inventory = replace(room.inventory, gpus=gpus)
+        return answer(addresses, _deadline)
+
+    door.health = hand_over  # type: ignore[method-assign] # the claim is prepared while it is asked
+    assert list(room.probe()) == [], "NVML would say GPU_IS_LOST"
 
 
 def test_a_driver_that_does_not_answer_is_a_fault_and_a_reason_to_read_the_node(room: Room) -> None:
