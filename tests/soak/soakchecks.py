@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from driver.model import PciAddress
 from driver.prepare.records import ClaimRecord, Phase
 from driver.prepare.remnant import is_remnant
+from kubeletplugin.publisher.queue import RepairPace
 from tests.soak import soaktraces
 from tests.soak.soakmodel import LEVELS, Claim
 from tests.support.agents import DRIVER
@@ -24,6 +25,8 @@ _MIG_UUID = re.compile(r"UUID: (MIG-[0-9a-f-]+)")
 _MACHINE = re.compile(r"\Agpu-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-9a-f])-vfio\Z")
 _PART = re.compile(r"\Agpu-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-9a-f])-mig-")
 _EXCLUSIVE_PROCESS = 3
+_REPAIR_SECONDS = 2 * RepairPace.CAP
+"""Slices that were deleted again and again are made again ever more slowly, in the end after ``CAP``."""
 MEMORY = "memory of "
 """Begins the names of troubles that change nothing but what a board says of itself."""
 NVIDIA = "nvidia"
@@ -86,7 +89,7 @@ def taints(run: Run) -> dict[str, set[str]]:
 def _taints_stand(run: Run) -> None:
     """Nothing is wrong but what GPUs say of themselves: each has its taint for as long as its fault lasts."""
     found = taints(run)
-    lacking = {address: key for address, key in run.taints.items() if key not in found.get(address, {key})}
+    lacking = {address: keys for address, keys in run.taints.items() if not keys & found.get(address, keys)}
     assert not lacking, f"no taint on {lacking}, the taints are {found}"
 
 
@@ -132,7 +135,7 @@ def whole(run: Run) -> None:
         return {_name(address) for claim in run.claims.values() for address in _machines(claim)}
 
     try:
-        run.node.until(is_whole, "the whole pool")
+        run.node.until(is_whole, "the whole pool", patience=_REPAIR_SECONDS)
     except AssertionError as error:
         found = f"{len(run.node.devices())} of {run.world.devices} devices, {taints()}"
         raise AssertionError(f"not the whole pool: {found}; {error}") from None

@@ -14,6 +14,9 @@ from tests.soak.soakmodel import Claim, Place
 from tests.soak.soakrun import CALL_SECONDS, InvariantError, Run
 
 _PID = 4242
+_UNHEALTHY = frozenset({UNHEALTHY_TAINT})
+_HEARD_OR_SEEN = frozenset({XID_TAINT, UNHEALTHY_TAINT})
+"""An XID is not heard while NVML refuses to report a GPU's events; that the driver wants a reset is seen."""
 _IN_USE = ("has it open", "in use", "still used by")
 """What a refusal says where somebody uses a GPU."""
 
@@ -29,8 +32,8 @@ class Fault:
     """That NVML reports once, when it begins."""
     xid: int | None = None
     """The same."""
-    taint: str | None = None
-    """The key that the GPU has for as long as it lasts; None: it goes on without any."""
+    taints: frozenset[str] = frozenset()
+    """Keys of which the GPU has one for as long as it lasts; empty: it goes on without any."""
     rows: bool = False
     """Boards do not tell of it while there are partitions, nor that it has passed."""
 
@@ -39,11 +42,11 @@ FAULTS = (
     Fault("corrected errors", {"ecc_single": 7}, "single-bit-ecc"),
     Fault("a storm of corrected errors", {"ecc_single": 70_000}, "single-bit-ecc-storm"),
     Fault("a contained error", {"ecc_double": 1}, "nonfatal-poison", 94),
-    Fault("an uncontained error", {"ecc_double": 1, "recovery_action": 1}, "double-bit-ecc", 95, XID_TAINT),
-    Fault("poison", {"recovery_action": 2}, "fatal-poison", taint=UNHEALTHY_TAINT),
-    Fault("an error after which it is to be drained", {"recovery_action": 4}, taint=UNHEALTHY_TAINT),
+    Fault("an uncontained error", {"ecc_double": 1, "recovery_action": 1}, "double-bit-ecc", 95, _HEARD_OR_SEEN),
+    Fault("poison", {"recovery_action": 2}, "fatal-poison", taints=_UNHEALTHY),
+    Fault("an error after which it is to be drained", {"recovery_action": 4}, taints=_UNHEALTHY),
     Fault("a row that waits", {"remap_pending": 1}, "dram-retirement", 63, rows=True),
-    Fault("a row without a spare", {"remap_failure": 1}, "dram-retirement-failure", 64, UNHEALTHY_TAINT, rows=True),
+    Fault("a row without a spare", {"remap_failure": 1}, "dram-retirement-failure", 64, _UNHEALTHY, rows=True),
 )
 
 
@@ -68,9 +71,10 @@ def its_memory_errs(run: Run) -> str:
     if fault.xid is not None:
         node.xid(address, fault.xid)
     run.trouble(name, ends)
-    if calm and fault.taint is not None:
-        run.node.until(lambda: fault.taint in soakchecks.taints(run).get(address, ()), f"{fault.taint} on {address}")
-        run.taints[address] = fault.taint
+    if calm and fault.taints:
+        what = f"{' or '.join(sorted(fault.taints))} on {address}"
+        run.node.until(lambda: fault.taints & soakchecks.taints(run).get(address, set()), what)
+        run.taints[address] = fault.taints
     return f"{address} {fault.name}"
 
 

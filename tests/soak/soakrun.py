@@ -119,8 +119,8 @@ class Run:
     """Address -> MIG mode, as they were before the first claim."""
     modes_left: set[str] = field(default_factory=set)
     """GPUs whose MIG mode may be on without a partition: a call failed, and the next claim will switch it."""
-    taints: dict[str, str] = field(default_factory=dict)
-    """Address -> key of the taint that the GPU has as long as its fault lasts."""
+    taints: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Address -> keys of which the GPU has one in its taints as long as its fault lasts."""
 
     # the scheduler and the kubelet
 

@@ -29,14 +29,19 @@ PATIENCE = 30.0
 
 
 def until(
-    condition: Callable[[], Any], what: str, alive: Callable[[], bool] = lambda: True, *, every: float = 0.02
+    condition: Callable[[], Any],
+    what: str,
+    alive: Callable[[], bool] = lambda: True,
+    *,
+    every: float = 0.02,
+    patience: float = PATIENCE,
 ) -> Any:
     """Wait until the condition gives something true, asking ``every`` so many seconds, and give that."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     pause = threading.Event()
     while not (value := condition()):
         assert alive(), f"the agent ended while waiting for: {what}"
-        assert time.monotonic() < deadline, f"not in {PATIENCE} s: {what}"
+        assert time.monotonic() < deadline, f"not in {patience} s: {what}"
         pause.wait(every)
     return value
 
@@ -107,10 +112,10 @@ class Scene:
         """Whether the agent runs."""
         return self.process is not None and self.process.poll() is None
 
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
         """Wait while the agent lives; what is not in time is shown with the agent's stacks."""
         try:
-            return until(condition, what, self.alive)
+            return until(condition, what, self.alive, patience=patience)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._last_words()}") from None
 
