@@ -87,6 +87,8 @@ def a_gpu_is_lost(run: Run) -> str:
         node.unplug(address, first=run.chance.choice(["nvml", "sysfs"]))
     else:
         node.set_gpu_state(address, state)
+    if state == "silent":  # NVML cannot be let go of then, so no GPU's mode can be switched
+        run.modes_left.update(run.mig_modes)
     run.trouble(f"GPU {address}", comes_back)
     return f"{address} {state}"
 
