@@ -28,6 +28,8 @@ NOT_ABOUT_US = re.compile(
     r"|NodeWatchResources RPC call failed.*code = Unavailable"
     # Kubernetes 1.34 asks for the health of a claim that it has just unprepared.
     r"|Failed to get claim infos for container.*unable to get information for ResourceClaim"
+    # It was dialling an agent that a test ended, which it gives up after ten seconds: in another test.
+    r"|RegisterPlugin error -- dial failed at socket .*context deadline exceeded"
 )
 ERROR_LINE = re.compile(r"^E\d{4} |level=error|\"level\":\"error\"")
 WATCHED = ("kube-apiserver", "kube-scheduler", "kubelet")
