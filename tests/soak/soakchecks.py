@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -202,7 +203,9 @@ def _names_of_specs(run: Run) -> set[str]:
     """The CDI devices that a runtime finds."""
     found = set()
     for path in run.node.specs():
-        if path.name not in run.foreign:
+        if path.name in run.foreign or path.suffix != ".json":  # one that is being written has another name
+            continue
+        with contextlib.suppress(FileNotFoundError):  # it has just gone
             spec = json.loads(path.read_text())
             found |= {f"{spec['kind']}={device['name']}" for device in spec["devices"]}
     return found
@@ -258,7 +261,8 @@ def _wrong_mig_modes(run: Run) -> dict[str, int]:
     """GPUs whose mode is on without a partition, or off below one; where it was on at first it may be either."""
     with_partitions = {gpu for gpu, _profile, _start in standing(run)}
     modes = soaktraces.mig_modes(run, lambda address: _is_known(run, address) and address != _theirs(run))
-    run.modes_left -= {address for address, mode in modes.items() if mode == int(_name(address) in with_partitions)}
+    # A partition that is made meanwhile finds the mode on, and leaves it so: the claim for the whole GPU ends it.
+    run.modes_left -= {address for address, mode in modes.items() if mode == 0}
     return {
         address: mode
         for address, mode in modes.items()

@@ -201,7 +201,10 @@ class SoakNode(Scene):
 
     def replayed(self) -> dict[str, str]:
         """Claim UID -> phase, as the journal has it."""
-        entries = (entry for entry in read(self.state / "journal") if isinstance(entry, Record))
+        folder = self.state / "journal"
+        if not folder.exists():  # no file could be written since the node began
+            return {}
+        entries = (entry for entry in read(folder) if isinstance(entry, Record))
         return {uid: claim["phase"] for uid, claim in replay(entries).claims.items()}
 
     def idle_seconds(self) -> dict[tuple[str, str], float]:
