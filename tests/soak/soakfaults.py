@@ -167,9 +167,7 @@ def _used(run: Run, claim: Claim) -> Iterator[None]:
 
 def _use(run: Run, address: str, instance: int | None) -> None:
     """A program begins: NVML tells of it, and it has the GPU's file open, or that of its IOMMU group."""
-    node = run.node.node
-    number = [one.address for one in node.profile.gpus].index(address)
-    pid = _PID + number
+    node, pid = run.node.node, _pid(run, address)
     if node.kernel.driver(address) == soakchecks.VFIO:
         group = (node.root / f"sys/bus/pci/devices/{address}/iommu_group").resolve().name
         opened = f"/dev/vfio/{group}"
@@ -184,10 +182,14 @@ def _use(run: Run, address: str, instance: int | None) -> None:
     (folder / "fd/3").symlink_to(opened)
 
 
+def _pid(run: Run, address: str) -> int:
+    """Of the one program that uses a GPU."""
+    return _PID + [one.address for one in run.node.node.profile.gpus].index(address)
+
+
 def _let_go(run: Run, address: str) -> None:
     """The program has ended."""
     node = run.node.node
-    number = [one.address for one in node.profile.gpus].index(address)
     node.set_processes(address, ())
     node.set_number(address, "utilization_gpu", 0)
-    shutil.rmtree(node.root / f"proc/{_PID + number}")
+    shutil.rmtree(node.root / f"proc/{_pid(run, address)}")

@@ -166,6 +166,12 @@ class SharingNode(FakeNode):
         )
 
 
+def daemon(node: SharingNode) -> DaemonSettings:
+    """The only one that runs."""
+    (found,) = node.daemons.running.values()
+    return found
+
+
 def uuid(index: int) -> str:
     return gpu(index).uuid or ""
 

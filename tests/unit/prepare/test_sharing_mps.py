@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from driver.prepare import ClaimError, Phase, Reason
 from driver.prepare.config import MpsConfig
-from driver.prepare.sharing.daemons import DaemonSettings
 from driver.prepare.sharing.limits import pinned_limits
 from driver.prepare.sharing.mps import MpsStep
 from driver.prepare.sharing.process import DaemonError
@@ -21,7 +20,7 @@ from native.smi import ComputeMode, NotSupportedError
 from tests.unit.prepare.prepare_calls import prepare_one as prepare
 from tests.unit.prepare.prepare_calls import refusal
 from tests.unit.prepare.prepare_node import claim, config, gpu_config, ref, result
-from tests.unit.prepare.sharing_node import SharingNode, mps, share, slicing, uuid
+from tests.unit.prepare.sharing_node import SharingNode, daemon, mps, share, slicing, uuid
 
 EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 
@@ -29,11 +28,6 @@ EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 @pytest.fixture
 def node(tmp_path: Path) -> SharingNode:
     return SharingNode(tmp_path)
-
-
-def daemon(node: SharingNode) -> DaemonSettings:
-    (found,) = node.daemons.running.values()
-    return found
 
 
 def edits(node: SharingNode, uid: str, index: int = 0) -> dict[str, Any]:

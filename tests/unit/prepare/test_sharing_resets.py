@@ -11,13 +11,12 @@ from msgspec.structs import replace
 
 from driver.model import GpuState
 from driver.prepare import Preparer
-from driver.prepare.sharing.daemons import DaemonSettings
 from driver.prepare.sharing.process import DaemonError
 from native.commands import CommandError
 from native.smi import ComputeMode, NotSupportedError
 from tests.unit.prepare.prepare_calls import prepare_one as prepare
 from tests.unit.prepare.prepare_node import claim, gpu, ref, result
-from tests.unit.prepare.sharing_node import SharingNode, mps, share, slicing, uuid
+from tests.unit.prepare.sharing_node import SharingNode, daemon, mps, share, slicing, uuid
 
 EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 ADDRESS = str(gpu(0).address)
@@ -26,11 +25,6 @@ ADDRESS = str(gpu(0).address)
 @pytest.fixture
 def node(tmp_path: Path) -> SharingNode:
     return SharingNode(tmp_path)
-
-
-def daemon(node: SharingNode) -> DaemonSettings:
-    (found,) = node.daemons.running.values()
-    return found
 
 
 def with_mps(node: SharingNode) -> Preparer:
